@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""statescan: Mamba's kernels and models, bound to no torch, no Python and no CUDA runtime.
+
+Names are loaded at first use, so that ``import statescan`` alone loads no torch. If torch is
+already imported, the ops are registered with it at once.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_EXPORTS = {
+    "causal_conv1d": "statescan.ops",
+    "causal_conv1d_update": "statescan.ops",
+    "explain": "statescan.ops",
+    "mamba_inner": "statescan.ops",
+    "selective_scan": "statescan.ops",
+    "selective_state_update": "statescan.ops",
+    "use_backend": "statescan.dispatch",
+}
+_SUBMODULES = ("dispatch", "errors", "generation", "models", "nn", "ops", "reference", "testing")
+
+__all__ = ["__version__", *_EXPORTS, *_SUBMODULES]
+
+if TYPE_CHECKING:
+    from statescan import dispatch, errors, generation, models, nn, ops, reference, testing
+    from statescan.dispatch import use_backend
+    from statescan.ops import (
+        causal_conv1d,
+        causal_conv1d_update,
+        explain,
+        mamba_inner,
+        selective_scan,
+        selective_state_update,
+    )
+
+
+def __getattr__(name: str) -> Any:
+    if name in _EXPORTS:
+        value = getattr(import_module(_EXPORTS[name]), name)
+    elif name in _SUBMODULES:
+        value = import_module(f"statescan.{name}")
+    else:
+        raise AttributeError(f"module 'statescan' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+if "torch" in sys.modules:
+    import_module("statescan.ops")

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products of activations (batch, features, seqlen) with weights, and the gradients of these.
+
+Only matrix products: which projections a block has is said by ``_mamba_inner.py``. They write into
+given memory, in a form that autocast leaves alone.
+
+On the CPU rows and columns of a product are filled up to multiples of 16: otherwise the BLAS behind
+torch cuts a matrix between its threads in the middle of a tile, and the bits of the result
+depend on how many there are (torch 2.13, MKL: 40 % of odd sizes; none of 700 multiples of 16).
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+_TILE = 16
+# Tokens in one product of a weight gradient: bounds the float32 copies of half-precision tokens.
+_TOKENS = 2048
+
+
+def project(weight: Tensor, tokens: Tensor, target: Tensor, *, add: bool = False) -> None:
+    """Write weight @ tokens of every row, or add it to what ``target`` holds.
+
+    Args:
+        weight: (features, inputs).
+        tokens: (batch, inputs, seqlen), any strides.
+        target: (batch, features, seqlen), any strides, of the same dtype.
+        add: Add to the target.
+    """
+    features, seqlen = target.shape[1:]
+    weight = _fill(weight.to(target.dtype), 0)
+    exact = weight.shape[0] == features and seqlen % _tile(tokens) == 0
+    for row, result in zip(tokens.unbind(0), target.unbind(0)):
+        if not exact:
+            product = weight.new_empty(weight.shape[0], _filled(seqlen, weight))
+            torch.mm(weight, _fill(row, 1), out=product)
+            product = product[:features, :seqlen]
+            result.copy_(result + product if add else product)
+        elif add:
+            result.addmm_(weight, row)
+        else:
+            torch.mm(weight, row, out=result)
+
+
+def weight_gradient(dtarget: Tensor, tokens: Tensor, dtype: torch.dtype) -> Tensor:
+    """Gradient (features, inputs) of the weight of ``project``, summed in ``dtype``.
+
+    Args:
+        dtarget: (batch, features, seqlen), gradient of the target.
+        tokens: (batch, inputs, seqlen).
+        dtype: float32 or float64.
+    """
+    features, inputs = dtarget.shape[1], tokens.shape[1]
+    total = torch.zeros(
+        _filled(features, tokens), _filled(inputs, tokens), dtype=dtype, device=tokens.device
+    )
+    for drow, row in zip(dtarget.unbind(0), tokens.unbind(0)):
+        for dpart, part in zip(drow.split(_TOKENS, 1), row.split(_TOKENS, 1)):
+            total.addmm_(_fill(dpart.to(dtype), 0), _fill(part.to(dtype), 0).t())
+    return total[:features, :inputs]
+
+
+def bias_gradient(dtarget: Tensor, dtype: torch.dtype) -> Tensor:
+    """(features,) sum of (batch, features, seqlen) over rows and tokens, in ``dtype``."""
+    total = torch.zeros(dtarget.shape[1], dtype=dtype, device=dtarget.device)
+    for drow in dtarget.unbind(0):
+        # Short sums are never shared between threads, whose number would order them.
+        for dpart in drow.split(_TOKENS, 1):
+            total += dpart.sum(1, dtype=dtype)
+    return total
+
+
+def _tile(tensor: Tensor) -> int:
+    return _TILE if tensor.device.type == "cpu" else 1
+
+
+def _filled(size: int, like: Tensor) -> int:
+    """``size`` rounded up to whole tiles."""
+    tile = _tile(like)
+    return (size + tile - 1) // tile * tile
+
+
+def _fill(matrix: Tensor, axis: int) -> Tensor:
+    """The matrix with zeros appended along ``axis`` up to whole tiles."""
+    missing = _filled(matrix.shape[axis], matrix) - matrix.shape[axis]
+    if missing == 0:
+        return matrix
+    return F.pad(matrix, (0, 0, 0, missing) if axis == 0 else (0, missing))

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cuts a selective scan into blocks, and moves tokens between tensors and time-first blocks.
+
+Sizes and copies only: the recurrence is in ``_selective_scan_steps.py``.
+
+A block is some rows, channels and a chunk of time; its states are [steps, rows, dstate, dim], so
+that one step is one contiguous slice and the innermost loops of torch run over channels. (With
+dstate innermost each broadcast product pays torch's loop overhead every 16 elements.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+# One step of a block stays below the 32768 elements from which torch hands work to its threads:
+# waking them costs as much as the step. A whole chunk is above it and is shared by them.
+_CPU_STEP = 32767
+# States of a chunk; three buffers of this size live at a time. Forward of 1 x 1536 x 512 x 16 on
+# one Zen 3 core with 16, 32, 64 steps a chunk (0.4e6, 0.8e6, 1.6e6 elements): see the docstring
+# of selective_scan.py.
+_CPU_CHUNK = 1 << 20
+_DEVICE_STEP = 1 << 22
+_DEVICE_CHUNK = 1 << 24
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """How a scan is cut; the same for equal shapes, whatever the number of threads."""
+
+    rows: list[slice]
+    channels: list[slice]
+    steps: int
+    seqlen: int
+
+    def chunks(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, int]]:
+        """(start, stop) of the chunks of time between two steps."""
+        stop = self.seqlen if stop is None else stop
+        for first in range(start, stop, self.steps):
+            yield first, min(first + self.steps, stop)
+
+    @property
+    def largest(self) -> tuple[int, int]:
+        """Rows and channels of the largest block."""
+        return (
+            max((part.stop - part.start for part in self.rows), default=0),
+            max((part.stop - part.start for part in self.channels), default=0),
+        )
+
+
+def cut(x: Tensor, state: torch.dtype, dstate: int, most_steps: int, align: int) -> Blocks:
+    """Blocks for activations like ``x``.
+
+    Args:
+        x: (batch, dim, seqlen).
+        state: Dtype of the states.
+        dstate: States a channel.
+        most_steps: Upper bound of a chunk, a multiple of 64.
+        align: Channels that must not be cut apart.
+    """
+    batch, dim, seqlen = x.shape
+    step, chunk = _CPU_STEP, _CPU_CHUNK
+    if x.device.type != "cpu":
+        step, chunk = _DEVICE_STEP, _DEVICE_CHUNK
+    elif state.is_complex:
+        # Complex products round differently at the ends of the part that a thread gets, so no
+        # chunk may be shared between threads.
+        step, chunk = _CPU_STEP // 8, _CPU_STEP
+    one_row = max(1, dim * dstate)
+    row_count = max(1, step // one_row)
+    rows = [slice(i, min(i + row_count, batch)) for i in range(0, batch, row_count)]
+    width = dim
+    if one_row > step:
+        pieces = -(-dim * dstate // step)
+        width = -(-dim // pieces)
+        width = max(align, -(-width // align) * align)
+    channels = [slice(i, min(i + width, dim)) for i in range(0, dim, max(1, width))]
+    size = max(1, min(row_count, batch) * width * dstate)
+    steps = max(8, min(64, 1 << max(0, (chunk // size).bit_length() - 1)))
+    if size * most_steps <= chunk:
+        steps = most_steps
+    return Blocks(rows, channels, steps, seqlen)
+
+
+def time_first(piece: Tensor, dtype: torch.dtype) -> Tensor:
+    """A fresh dense copy of (rows, ..., steps) as (steps, rows, ...) in ``dtype``.
+
+    torch transposes a dense matrix at 0.7e9 to 1.2e9 elements a second on one core and a strided one
+    at 0.15e9, hence the copy before the copy (1536 x 64 out of 1536 x 2048, float32, Zen 3).
+    """
+    if dtype.is_complex and not piece.is_complex():
+        piece = piece.to(dtype)
+    lead, steps = piece.shape[:-1], piece.shape[-1]
+    out = torch.empty((steps, *lead), dtype=dtype, device=piece.device)
+    if piece.dim() == 3 and piece.stride(1) == 1:
+        return out.copy_(piece.permute(2, 0, 1))
+    matrix = piece.to(dtype).contiguous().view(lead.numel(), steps)
+    out.view(steps, lead.numel()).copy_(matrix.t())
+    return out
+
+
+def time_last(values: Tensor, like: Tensor) -> Tensor:
+    """Dense (steps, rows, ...) as (rows, ..., steps), ready to be written to ``like``."""
+    order = (*range(1, values.dim()), 0)
+    if like.dim() == 3 and like.stride(1) == 1:
+        return values.permute(order)
+    steps, lead = values.shape[0], values.shape[1:]
+    out = values.new_empty((*lead, steps))
+    out.view(lead.numel(), steps).copy_(values.reshape(steps, lead.numel()).t())
+    return out
+
+
+def fold(values: Tensor, axis: int) -> Tensor:
+    """Sum over ``axis`` by halving, in place but for the last addition, which is a new tensor.
+
+    ``torch.sum`` adds in an order that can depend on the number of threads; this one cannot.
+    """
+    size = values.shape[axis]
+    while size > 2:
+        half = (size + 1) // 2
+        upper = values.narrow(axis, half, size - half)
+        values.narrow(axis, 0, size - half).add_(upper)
+        size = half
+    if size == 2:
+        return values.select(axis, 0) + values.select(axis, 1)
+    if size == 1:
+        return values.select(axis, 0).clone()
+    return values.sum(axis)

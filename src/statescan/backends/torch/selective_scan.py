@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Selective scan in torch: chunks of time that stay in cache, one operation a step.
+
+Only the two directions of the op are reached from here; blocks, weights, steps and sequences
+have their own modules.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from statescan.backends.outputs import compute_dtype, selective_scan_fwd_outputs
+from statescan.backends.torch._selective_scan_blocks import time_first, time_last
+from statescan.backends.torch._selective_scan_inputs import Memory, Scan, Tile, prepare
+from statescan.backends.torch._selective_scan_steps import Ends, cross, fill_decay, walk
+from statescan.backends.torch._selective_scan_weights import LoadedWeights
+from statescan.backends.torch._step_size import logistic
+from statescan.backends.torch.selective_scan_bwd import selective_scan_bwd
+from statescan.backends.torch.sequences import Boundary
+
+__all__ = ["selective_scan_bwd", "selective_scan_fwd"]
+
+
+def selective_scan_fwd(
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    z: Tensor | None,
+    dt_bias: Tensor | None,
+    initial_states: Tensor | None,
+    seq_idx: Tensor | None,
+    cu_seqlens: Tensor | None,
+    dt_softplus: bool,
+    reverse: bool,
+    save_states: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """out, final_states and chunk_states of ``statescan.selective_scan``."""
+    compute = compute_dtype(x, dt, A, B, C, D, z, dt_bias, initial_states)
+    out, final_states, chunk_states = selective_scan_fwd_outputs(
+        x, A, cu_seqlens, save_states, compute
+    )
+    scan = prepare(x, dt, A, B, C, D, dt_bias, seq_idx, cu_seqlens, dt_softplus, reverse, compute)
+    ends = Ends(
+        None if initial_states is None else initial_states.transpose(1, 2),
+        final_states.transpose(1, 2),
+    )
+    forward = _Forward(scan, x, z, out, ends, Memory(scan, 2))
+    for rows in scan.blocks.rows:
+        forward.run(rows, chunk_states[rows] if save_states else None)
+    for states in scan.plan.untouched:
+        ends.pass_through(states)
+    return out, final_states, chunk_states
+
+
+@dataclass(frozen=True)
+class _Forward:
+    """A forward scan: its inputs, and where its results go."""
+
+    scan: Scan
+    x: Tensor
+    z: Tensor | None
+    out: Tensor
+    ends: Ends
+    memory: Memory
+
+    def run(self, rows: slice, chunk_states: Tensor | None) -> None:
+        """Scan some rows from their first step to their last."""
+        scan = self.scan
+        boundaries = scan.plan.boundaries(rows)
+        state = scan.A.new_zeros((rows.stop - rows.start, *scan.A.shape))
+        for start, stop in scan.blocks.chunks():
+            if chunk_states is not None and start % scan.chunk_size == 0:
+                save_states(chunk_states[:, start // scan.chunk_size], state)
+            weights = tuple(w.load(scan.plan, rows, start, stop) for w in (scan.B, scan.C))
+            for channels in scan.blocks.channels:
+                tile = Tile(rows, channels, start, stop)
+                self._run_tile(tile, weights[0], weights[1], state, boundaries)
+        last = boundaries.get(scan.blocks.seqlen)
+        if last is not None:
+            cross(last, state, self.ends)
+
+    def _run_tile(
+        self,
+        tile: Tile,
+        B: LoadedWeights,
+        C: LoadedWeights,
+        state: Tensor,
+        boundaries: dict[int, Boundary],
+    ) -> None:
+        """Outputs of one tile; ``state`` (rows, dstate, dim) goes from its first step to its last."""
+        scan, channels = self.scan, tile.channels
+        x = scan.load(self.x, tile)
+        dt = scan.load_step_size(tile).dt
+        decay, states = self.memory.view(0, tile), self.memory.view(1, tile, extra=1)
+        fill_decay(time_first(dt, scan.compute), scan.rate[:, channels], decay)
+        states[0] = state[..., channels]
+        B.spread(time_first(dt * x, scan.compute), channels, states[1:])
+        walk(decay, states, boundaries, tile.start, self.ends.of(channels))
+        state[..., channels] = states[-1]
+        # decay is not needed any more: its memory holds the products.
+        y = time_last(C.output(states[1:], channels, scratch=decay), self.out)
+        scan.store(self.out, tile, self._finish(y, x, tile))
+
+    def _finish(self, y: Tensor, x: Tensor, tile: Tile) -> Tensor:
+        """The skip and the gate."""
+        if self.scan.D is not None:
+            y = y + self.scan.D[tile.channels] * x
+        if self.z is None:
+            return y
+        z = self.scan.load(self.z, tile)
+        return y * (z * logistic(z))
+
+
+def save_states(target: Tensor, state: Tensor) -> None:
+    """Write (rows, dstate, dim) states as (rows, dim, dstate).
+
+    Row by row, since torch transposes dense matrices several times faster than other tensors.
+    """
+    for row, values in zip(target, state, strict=True):
+        row.copy_(values.t())

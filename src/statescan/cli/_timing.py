@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Medians of repeated runs, versions taken in turns so that a busy machine disturbs all alike.
+
+What is run is not known here, and nothing is printed.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+_SAMPLE_SECONDS = 0.005
+"""A sample repeats its call until it takes about this long, far above the clock's resolution."""
+
+_SLOW_SECONDS = 2.0
+"""From here on a first call counts as a sample: what it pays for pages and caches is little."""
+
+Work = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of one call.
+
+    Attributes:
+        median: Of the samples.
+        spread: Half the distance from the first to the third quartile, over the median.
+        samples: Their number.
+    """
+
+    median: float
+    spread: float
+    samples: int
+
+
+def time_in_turns(
+    versions: Mapping[str, Work], seconds: float, least: int = 3, most: int = 100
+) -> dict[str, Timing]:
+    """Time each version, one sample of each in turn.
+
+    Args:
+        versions: The work by name.
+        seconds: Stop after about this long, all versions together.
+        least, most: Samples of each version.
+    """
+    start = time.perf_counter()
+    first = {name: _sample(work, 1) for name, work in versions.items()}
+    samples = {name: [took] if took > _SLOW_SECONDS else [] for name, took in first.items()}
+    calls = {
+        name: 1 if samples[name] else _calls_in_a_sample(work) for name, work in versions.items()
+    }
+    while any(len(taken) < most for taken in samples.values()):
+        enough = all(len(taken) >= least for taken in samples.values())
+        if enough and time.perf_counter() - start > seconds:
+            break
+        for name, work in versions.items():
+            samples[name].append(_sample(work, calls[name]))
+    return {name: summarise(values) for name, values in samples.items()}
+
+
+def summarise(samples: list[float]) -> Timing:
+    """Median and spread of at least one sample."""
+    median = statistics.median(samples)
+    if len(samples) < 2:
+        return Timing(median, 0.0, len(samples))
+    low, _, high = statistics.quantiles(samples, n=4, method="inclusive")
+    return Timing(median, (high - low) / 2 / median if median else 0.0, len(samples))
+
+
+def _calls_in_a_sample(work: Work) -> int:
+    return max(1, round(_SAMPLE_SECONDS / max(_sample(work, 1), 1e-7)))
+
+
+def _sample(work: Work, calls: int) -> float:
+    start = time.perf_counter()
+    for _ in range(calls):
+        work()
+    return (time.perf_counter() - start) / calls

@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ordered list of backends; the first that can run a call runs it.
+
+A new backend is one line here and one folder in ``statescan.backends``. No choosing here.
+"""
+
+from __future__ import annotations
+
+from statescan.backends.base import Backend
+from statescan.backends.reference import ReferenceBackend
+from statescan.backends.torch import TorchBackend
+from statescan.errors import ArgumentError
+
+_BACKENDS: tuple[Backend, ...] = (
+    TorchBackend(),
+    ReferenceBackend(),
+)
+
+
+def all_backends() -> tuple[Backend, ...]:
+    """Every backend, in the order in which ``auto`` asks them."""
+    return _BACKENDS
+
+
+def backend_named(name: str) -> Backend:
+    """The backend of that name; ArgumentError names the known ones."""
+    for backend in all_backends():
+        if backend.name == name:
+            return backend
+    known = ", ".join(backend.name for backend in all_backends())
+    raise ArgumentError(
+        f"backend {name!r} is not known.\n"
+        f"It must be 'auto' or one of: {known}.\n"
+        "`statescan backends` lists them and says which can run here."
+    )

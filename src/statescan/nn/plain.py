@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decides whether a submodule may be replaced by its weights in a fused op.
+
+Nothing here changes a module.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+_HOOKS = (
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+)
+
+
+def is_plain(module: nn.Module, kinds: tuple[type[nn.Module], ...]) -> bool:
+    """Whether calling ``module`` does nothing but apply its own weight and bias.
+
+    False for other types (LoRA layers, quantised layers, parametrised layers have their own), for
+    hooks of any kind, for a ``forward`` replaced on the instance, and for weights that are tensor
+    subclasses with their own matrix product.
+    """
+    if type(module) not in kinds or "forward" in module.__dict__:
+        return False
+    for name in _HOOKS:
+        if getattr(module, name):
+            return False
+    return not hasattr(module.weight, "__tensor_flatten__")

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the two decode ops share: registration of an op that writes in place, and its refusals.
+
+The ops return nothing and alias nothing; what they compute is in ``ops/<op>.py`` and backends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from statescan.backends.base import OpRequest
+from statescan.dispatch import select
+from statescan.errors import ArgumentError, GradientError, ShapeError
+from statescan.ops._library import (
+    define,
+    forward_mode_active,
+    refuse_forward_mode,
+    transforms_active,
+)
+
+
+def register_update(
+    name: str,
+    schema: str,
+    request: Callable[[Sequence[Any]], OpRequest],
+    check_values: Callable[[Sequence[Any]], None],
+) -> Any:
+    """Register ``statescan::<name>``, which writes its ``!`` arguments and returns nothing.
+
+    Args:
+        name: Name of the op.
+        schema: Its schema; the last argument is ``str backend``.
+        request: arguments -> the call without its tensors.
+        check_values: arguments -> None; reads index values, raises before any write.
+    """
+
+    def run(*args: Any) -> None:
+        check_values(args)
+        chosen = select(args[-1], request(args))
+        chosen.function(name, "")(*args[:-1])
+
+    def fake(*args: Any) -> None:
+        return None
+
+    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> NoReturn:
+        fail_transformed(name)
+
+    return define(schema, run, fake, vmap)
+
+
+def update_request(op: str, named: Mapping[str, Tensor | None], dims: dict[str, int]) -> OpRequest:
+    """OpRequest of a decode op; every optional argument that is given is a flag."""
+    dtypes, device = {}, "cpu"
+    for name, tensor in named.items():
+        if tensor is not None:
+            dtypes[name] = str(tensor.dtype).removeprefix("torch.")
+            device = tensor.device.type
+    flags = {name for name, tensor in named.items() if tensor is not None}
+    if any(dtype.startswith("complex") for dtype in dtypes.values()):
+        flags.add("complex")
+    return OpRequest(op, device, dtypes, dims, frozenset(flags))
+
+
+def refuse_gradients(op: str, tensors: Sequence[Tensor | None]) -> None:
+    """Decode steps change states in place: refuse autograd and torch.func, rather than cut them."""
+    if not torch.compiler.is_compiling():
+        if transforms_active():
+            fail_transformed(op)
+        if forward_mode_active():
+            refuse_forward_mode(op, tensors)
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
+        raise GradientError(
+            f"{op}: an input requires grad, and a decode step has no gradient.\n"
+            "It must run without autograd.\n"
+            "Wrap the call in torch.no_grad(), or use the op over a sequence with initial_states."
+        )
+
+
+def fail_transformed(op: str) -> NoReturn:
+    """Raise the error for a decode step inside torch.func."""
+    raise GradientError(
+        f"{op}: called inside a torch.func transform (vmap, grad, jvp).\n"
+        "It writes its state in place, which the transforms cannot follow.\n"
+        "Give the mapped axis as batch instead: each row has a state of its own."
+    )
+
+
+def check_rollback(op: str, num_accepted_tokens: Any, intermediate_states: Any) -> None:
+    """num_accepted_tokens means something only beside the states it picks from."""
+    if num_accepted_tokens is not None and intermediate_states is None:
+        raise ArgumentError(
+            f"{op}: argument 'num_accepted_tokens' is given without 'intermediate_states'.\n"
+            "It picks the starting state from what the previous call wrote there.\n"
+            "Pass the same intermediate_states tensor in every speculative call."
+        )
+
+
+def check_rows(
+    op: str, state: str, indices: str, batch: int, num_slots: int, indexed: bool
+) -> None:
+    """Without indices row b uses slot b, so there must be as many slots as rows."""
+    if not indexed and num_slots != batch:
+        raise ShapeError(
+            f"{op}: argument '{state}' has {num_slots} slots for batch {batch}.\n"
+            f"Without '{indices}' row b uses slot b, so their numbers must be equal.\n"
+            f"Pass '{indices}', (batch,), to choose slots from a larger pool."
+        )

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every environment variable of statescan is read here, at the moment of use, and nowhere else.
+
+No defaults of ops or models live here: only what a user sets outside Python.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Variable(NamedTuple):
+    """One environment variable: its name, its values and what it does."""
+
+    name: str
+    values: str
+    effect: str
+
+
+VARIABLES = (
+    Variable(
+        "STATESCAN_BACKEND",
+        "auto | reference | torch",
+        "Forces one backend for every op of the process; a call that it cannot run raises.",
+    ),
+    Variable(
+        "STATESCAN_CACHE_DIR",
+        "a folder",
+        "Where statescan may keep files between runs. Default: the user's cache folder.",
+    ),
+    Variable(
+        "STATESCAN_REQUIRE_NATIVE",
+        "0 | 1",
+        "While building: a failing C compiler fails the build instead of giving a pure wheel.",
+    ),
+    Variable(
+        "STATESCAN_PURE",
+        "0 | 1",
+        "While building: leave the C library out. While running: do not load it.",
+    ),
+)
+
+_FALSE = frozenset(("", "0", "false", "off", "no"))
+
+
+def backend() -> str:
+    """Value of STATESCAN_BACKEND in lower case, ``auto`` when unset or empty."""
+    return os.environ.get("STATESCAN_BACKEND", "").strip().lower() or "auto"
+
+
+def cache_dir() -> Path:
+    """Folder for files kept between runs; it is not created here."""
+    chosen = os.environ.get("STATESCAN_CACHE_DIR", "").strip()
+    if chosen:
+        return Path(chosen).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME", "").strip()
+    return (Path(base) if base else Path.home() / ".cache") / "statescan"
+
+
+def pure() -> bool:
+    """True when STATESCAN_PURE asks to leave the native library alone."""
+    return os.environ.get("STATESCAN_PURE", "").strip().lower() not in _FALSE

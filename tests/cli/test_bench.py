@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+import json
+
+import pytest
+import torch
+
+from statescan import ops
+from statescan.backends.base import ALL_OPS
+from statescan.cli import _gate, _workloads
+from statescan.cli._timing import summarise, time_in_turns
+from statescan.testing import naive
+from statescan.testing.compare import error
+
+SMALL = ("--dim", "8", "--seqlen", "12", "--dstate", "4", "--seconds", "0.01")
+SIZES = {"batch": 2, "dim": 8, "seqlen": 12, "dstate": 4, "width": 4}
+DECODE = ("selective_state_update", "causal_conv1d_update")
+
+
+def test_json_rows_have_the_fields_of_results(run):
+    outcome = run("bench", *SMALL, "--json")
+    assert outcome.code == 0
+    document = json.loads(outcome.out)
+    assert document["schema_version"] == 1
+    assert document["passed"]
+    ways = [(row["op"], row["direction"]) for row in document["rows"]]
+    assert ways == [
+        (op, way) for op in ALL_OPS for way in (("fwd",) if op in DECODE else ("fwd", "fwd_bwd"))
+    ]
+    for row in document["rows"]:
+        assert {"batch", "dim", "layout", "dtype", "statescan_ms", "peer_ms", "spread"} <= set(row)
+        assert row["statescan_ms"] > 0
+        assert row["peer_ms"] > 0
+        assert row["samples"] >= 3
+    assert {"torch", "python", "processor", "cpus", "threads"} <= set(document["machine"])
+
+
+def test_table(run):
+    outcome = run("bench", "causal_conv1d", *SMALL, "--dtype", "bf16")
+    assert outcome.code == 0
+    assert outcome.err == ""
+    assert "statescan ms" in outcome.out
+    assert "fwd+bwd" in outcome.out
+    assert "bfloat16" in outcome.out
+    assert max(map(len, outcome.out.splitlines())) <= 80
+
+
+def test_a_wrong_result_has_no_speed(run, monkeypatch):
+    real = ops.causal_conv1d
+    monkeypatch.setattr(ops, "causal_conv1d", lambda *args, **kwargs: real(*args, **kwargs) * 1.01)
+    outcome = run("bench", "causal_conv1d", *SMALL)
+    assert outcome.code == 1
+    assert "fwd" not in outcome.out
+    assert "FAILED" in outcome.out
+    assert outcome.err.startswith("error: causal_conv1d was not timed: ")
+    outcome = run("bench", "causal_conv1d", *SMALL, "--json")
+    document = json.loads(outcome.out)
+    assert (outcome.code, document["passed"], document["rows"]) == (1, False, [])
+
+
+def test_a_wrong_peer_has_no_speed_either(monkeypatch):
+    real = naive.causal_conv1d_naive
+    monkeypatch.setattr(naive, "causal_conv1d_naive", lambda **kwargs: real(**kwargs) * 1.01)
+    row = _gate.check_workload("causal_conv1d", SIZES, "float32", "auto")
+    assert not row["passed"]
+    assert "naive" in row["error"]
+
+
+def test_a_result_that_is_wrong_only_at_these_sizes_is_found(monkeypatch):
+    monkeypatch.setattr(_gate, "check_op", lambda *args: {"passed": True, "error": None})
+    real = ops.selective_scan
+    monkeypatch.setattr(ops, "selective_scan", lambda **kwargs: real(**kwargs) + 1e-3)
+    row = _gate.check_workload("selective_scan", SIZES, "float32", "auto")
+    assert not row["passed"]
+    assert "at these sizes" in row["error"]
+
+
+def test_unknown_backend(run):
+    outcome = run("bench", "causal_conv1d", *SMALL, "--backend", "nothing")
+    assert outcome.code == 2
+    assert "'nothing'" in outcome.err
+
+
+@pytest.mark.parametrize("op", ALL_OPS)
+@pytest.mark.parametrize("direction", ["fwd", "fwd_bwd"])
+def test_the_naive_algorithms_compute_the_same(op, direction):
+    workload = _workloads.make_workload(op, SIZES, torch.float64)
+    if direction not in workload.directions:
+        pytest.skip("decode steps have no gradient")
+    exact = _gate._results(workload, "reference", direction)
+    results = _gate._results(workload, "naive", direction)
+    assert exact.keys() == results.keys()
+    for name, truth in exact.items():
+        assert error(results[name], truth) < 1e-12, name
+
+
+def test_versions_are_timed_in_turns():
+    order: list[str] = []
+    works = {"a": lambda: order.append("a"), "b": lambda: order.append("b")}
+    timings = time_in_turns(works, seconds=0.0, least=3, most=5)
+    assert {timing.samples for timing in timings.values()} == {3}
+    blocks = [name for i, name in enumerate(order) if i == 0 or order[i - 1] != name]
+    assert blocks[-6:] == ["a", "b"] * 3
+
+
+def test_median_and_spread():
+    timing = summarise([1.0, 2.0, 3.0, 4.0, 100.0])
+    assert (timing.median, timing.samples) == (3.0, 5)
+    assert timing.spread == pytest.approx((4.0 - 2.0) / 2 / 3.0)
+    assert summarise([2.0]).spread == 0.0
