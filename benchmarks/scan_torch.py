@@ -22,6 +22,7 @@ import resource
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -80,14 +81,18 @@ def backward(function: Callable[..., Tensor], inputs: Inputs) -> tuple[Tensor, .
 
 
 def timed(run: Callable[[], object], repeats: int) -> list[float]:
-    """Milliseconds of each repetition, after one more when there are several."""
+    """Milliseconds of each repetition, after one more when there are several.
+
+    With one thread it is the time of the processor, which other load disturbs less.
+    """
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     if repeats > 1:
         run()
     times = []
     for _ in range(repeats):
-        start = time.perf_counter()
+        start = clock()
         run()
-        times.append(1e3 * (time.perf_counter() - start))
+        times.append(1e3 * (clock() - start))
     return times
 
 
@@ -144,7 +149,7 @@ def _report_pair(
 
 
 def memory(shape: tuple[int, int, int, int]) -> None:
-    """Growth of the process over forward and backward, in units of inputs, outputs and gradients."""
+    """Growth of the process over forward and backward, against inputs, outputs and gradients."""
     # A small run first, so that neither torch's own start nor threads count.
     backward(backend, make_inputs(1, 8, 8, 4, grad=True))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -170,8 +175,8 @@ def scaling(dim: int, dstate: int) -> None:
         leaves = make_inputs(1, dim, seqlen, dstate, grad=True)
         repeats = max(1, 16384 // seqlen)
         with torch.no_grad():
-            forward_ms = min(timed(lambda: backend(**leaves), repeats))
-        both_ms = min(timed(lambda: backward(backend, leaves), repeats))
+            forward_ms = min(timed(partial(backend, **leaves), repeats))
+        both_ms = min(timed(partial(backward, backend, leaves), repeats))
         per_state = 1e6 / (dim * seqlen * dstate)
         report(
             shape=(1, dim, seqlen, dstate),
@@ -183,7 +188,9 @@ def scaling(dim: int, dstate: int) -> None:
 def main() -> None:
     """Parse the command line and run one part."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("part", nargs="?", default="compare", choices=["compare", "memory", "scaling"])
+    parser.add_argument(
+        "part", nargs="?", default="compare", choices=["compare", "memory", "scaling"]
+    )
     for name, default in (("batch", 1), ("dim", None), ("seqlen", None), ("dstate", 16)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--threads", type=int, default=2)

@@ -22,21 +22,32 @@ _EXPORTS = {
     "selective_state_update": "statescan.ops",
     "use_backend": "statescan.dispatch",
 }
-_SUBMODULES = ("dispatch", "errors", "generation", "models", "nn", "ops", "reference", "testing")
+_SUBMODULES = (
+    *("dispatch", "errors", "generation", "models", "nn"),
+    *("ops", "reference", "testing", "training"),
+)
 
 __all__ = ["__version__", *_EXPORTS, *_SUBMODULES]
 
 if TYPE_CHECKING:
-    from statescan import dispatch, errors, generation, models, nn, ops, reference, testing
-    from statescan.dispatch import use_backend
-    from statescan.ops import (
-        causal_conv1d,
-        causal_conv1d_update,
-        explain,
-        mamba_inner,
-        selective_scan,
-        selective_state_update,
+    from statescan import (
+        dispatch,
+        errors,
+        generation,
+        models,
+        nn,
+        ops,
+        reference,
+        testing,
+        training,
     )
+    from statescan.dispatch import use_backend
+    from statescan.ops import explain
+    from statescan.ops.causal_conv1d import causal_conv1d
+    from statescan.ops.causal_conv1d_update import causal_conv1d_update
+    from statescan.ops.mamba_inner import mamba_inner
+    from statescan.ops.selective_scan import selective_scan
+    from statescan.ops.selective_state_update import selective_state_update
 
 
 def __getattr__(name: str) -> Any:

@@ -6,7 +6,7 @@ import torch
 
 from statescan import ops
 from statescan.backends.base import ALL_OPS
-from statescan.cli import _gate, _workloads
+from statescan.cli import _gate, _timing, _workloads
 from statescan.cli._timing import summarise, time_in_turns
 from statescan.testing import naive
 from statescan.testing.compare import error
@@ -100,6 +100,20 @@ def test_versions_are_timed_in_turns():
     assert {timing.samples for timing in timings.values()} == {3}
     blocks = [name for i, name in enumerate(order) if i == 0 or order[i - 1] != name]
     assert blocks[-6:] == ["a", "b"] * 3
+
+
+def test_a_very_slow_version_is_called_once(monkeypatch):
+    monkeypatch.setattr(_timing, "_SLOW_SECONDS", 0.0)
+    monkeypatch.setattr(_timing, "_ONCE_SECONDS", 0.0)
+    calls: list[int] = []
+    timings = time_in_turns({"slow": lambda: calls.append(1)}, seconds=60.0)
+    assert calls == [1]
+    assert (timings["slow"].samples, timings["slow"].spread) == (1, 0.0)
+
+
+def test_one_direction(run):
+    outcome = run("bench", "causal_conv1d", *SMALL, "--direction", "fwd_bwd", "--json")
+    assert [row["direction"] for row in json.loads(outcome.out)["rows"]] == ["fwd_bwd"]
 
 
 def test_median_and_spread():

@@ -83,7 +83,7 @@ def test_json(generate):
     assert document["schema_version"] == 1
     assert document["sampling"] == {
         "repetition_penalty": 1.0,
-        "temperature": 0.8,
+        "temperature": 0.7,
         "top_k": 5,
         "top_p": 1.0,
         "min_p": 0.0,

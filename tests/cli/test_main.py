@@ -96,6 +96,7 @@ def test_usage_errors(run, args):
         (ShapeError("x has no axes"), 1),
         (BackendUnavailableError("no driver"), 1),
         (ImportError("libtorch.so: no such file"), 1),
+        (ImportError("no module", name="statescan.ops"), 1),
         (PermissionError(13, "Permission denied", "out"), 1),
     ],
     ids=lambda value: type(value).__name__,
@@ -111,6 +112,7 @@ def test_errors_become_messages(run, monkeypatch, error, code):
     assert outcome.out == "data before the error\n"
     assert outcome.err.startswith("error: ")
     assert str(error).rsplit(": ", 1)[-1] in outcome.err
+    assert ("--force-reinstall" in outcome.err) == (getattr(error, "name", None) == "statescan.ops")
     assert "Traceback" not in outcome.err
     for args in (("--verbose", "backends"), ("backends", "-v")):
         outcome = run(*args)

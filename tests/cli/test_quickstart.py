@@ -153,14 +153,15 @@ def test_a_child_that_dies_is_a_row_with_the_reason():
 
 
 def test_each_measure_has_a_process_of_its_own_and_sees_growth():
-    sizes = {"batch": 1, "dim": 64, "seqlen": 256, "dstate": 16, "width": 4}
+    sizes = {"batch": 1, "dim": 256, "seqlen": 512, "dstate": 16, "width": 4}
     spec = _measure.Spec("selective_scan", sizes, "float32", "fwd", "naive", seconds=0.0)
     result = _measure.measure(spec)
     assert result["error"] is None
     assert result["seconds"] > 0
     if sys.platform == "linux":
-        # Decay and input of every step must exist at once: two tensors of 1 MiB.
-        assert result["peak_bytes"] > 2 * 64 * 256 * 16 * 4
+        # Decay and input of every step must exist at once: two tensors of 8 MiB. The kernel
+        # counts pages in batches, so a little may be missing.
+        assert result["peak_bytes"] > 0.8 * 2 * 256 * 512 * 16 * 4
 
 
 def test_a_torch_module_in_the_current_folder_is_not_picked_up(tmp_path, monkeypatch):

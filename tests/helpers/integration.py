@@ -9,12 +9,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch
 from helpers.differential import leaves_of, tensors_of
 from statescan import ops, reference
+from statescan.backends.base import Backend
 from statescan.testing import cases, inputs
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -121,6 +124,32 @@ class RecordOps(TorchDispatchMode):
 
     def names(self) -> list[str]:
         return [func._schema.name.removeprefix("statescan::") for func, _ in self.calls]
+
+
+class Ran(NamedTuple):
+    """One call of a backend's function."""
+
+    backend: str
+    op: str
+    direction: str
+    args: tuple[Any, ...]
+
+
+@contextmanager
+def backend_calls() -> Iterator[list[Ran]]:
+    """The list that calls of backends are added to, also those that compiled code makes."""
+    found: list[Ran] = []
+    real = Backend.function
+
+    def function(self: Backend, op: str, direction: str) -> Callable[..., Any]:
+        def spy(*args: Any) -> Any:
+            found.append(Ran(self.name, op, direction, args))
+            return real(self, op, direction)(*args)
+
+        return spy
+
+    with patch.object(Backend, "function", function):
+        yield found
 
 
 def child(code: str, *, check: bool = True, **environment: str) -> str:

@@ -15,6 +15,9 @@ LAYOUTS = (
     *("contiguous", "channel_last", "every_other", "offset_1", "offset_3", "slice_of_wide"),
     *("axes_reversed", "equal_batch", "equal_channels", "equal_tokens", "one_number"),
 )
+DISTINCT = tuple(name for name in LAYOUTS if not name.startswith(("equal", "one")))
+"""Those in which every element has memory of its own and keeps its value."""
+
 _EQUAL = {"equal_batch": (0,), "equal_channels": (1,), "equal_tokens": (-1,)}
 
 

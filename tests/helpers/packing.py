@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
-from helpers.differential import STATES, Kwargs, leaves_of
+from helpers.differential import STATES, leaves_of
+from helpers.op_inputs import Kwargs
+
 from statescan import reference
 from statescan.testing import in_double
 
@@ -62,7 +65,7 @@ class Packing:
 
 
 def _bounds(*bounds: int) -> Packing:
-    spans = tuple(zip(bounds, bounds[1:], strict=False))
+    spans = tuple(pairwise(bounds))
     return Packing((spans,), bounds[-1], bounds)
 
 

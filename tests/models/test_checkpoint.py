@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 from helpers.tiny_models import tiny_lm
 from safetensors.torch import load_file, save_file
@@ -73,10 +74,11 @@ def test_saving_over_a_loaded_model_is_safe(folder: Path) -> None:
 def test_a_failed_save_leaves_the_old_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = (folder / "model.safetensors").read_bytes()
 
-    def full_disk(path: Path, data: bytes) -> None:
+    def full_disk(tensors: dict, path: Path, metadata: dict) -> None:
+        path.write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_bytes", full_disk)
+    monkeypatch.setattr(safetensors.torch, "save_file", full_disk)
     with pytest.raises(OSError, match="No space"):
         save_model(tiny_lm(seed=1), folder)
     monkeypatch.undo()
@@ -104,6 +106,11 @@ def test_shards_and_torch_files_are_read(folder: Path) -> None:
 
 def damage_config(folder: Path, text: str) -> None:
     (folder / "config.json").write_text(text, encoding="utf-8")
+
+
+def edit_config(folder: Path, **changes) -> None:
+    values = json.loads((folder / "config.json").read_text())
+    damage_config(folder, json.dumps({**values, **changes}))
 
 
 def damage_weights(folder: Path, change) -> None:
@@ -138,6 +145,10 @@ DAMAGES = {
     "a list": (lambda f: damage_config(f, "[]"), "not an object"),
     "not text": (lambda f: (f / "config.json").write_bytes(b"\xff\xfe"), "cannot be read"),
     "unknown key": (lambda f: damage_config(f, '{"d_modl": 1}'), "d_modl"),
+    "another depth": (lambda f: edit_config(f, n_layer=10**12), "has 2 layers"),
+    "another width": (lambda f: edit_config(f, d_model=8), r"asks for floating-point \("),
+    "no width": (lambda f: edit_config(f, ssm_cfg={"expand": 0.01}), "describes no model"),
+    "text for a number": (lambda f: edit_config(f, ssm_cfg={"dt_min": "x"}), "describes no model"),
     "wrong type": (lambda f: damage_config(f, '{"ssm_cfg": 3}'), "config.json"),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "holds none of"),
     "truncated": (

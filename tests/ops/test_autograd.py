@@ -13,7 +13,8 @@ import weakref
 import pytest
 import statescan
 import torch
-from helpers.differential import inner_inputs, leaves_of, scan_inputs, conv_inputs
+from helpers.differential import leaves_of
+from helpers.op_inputs import inner_inputs, scan_inputs, conv_inputs
 from helpers.integration import (
     SEQUENCE_OPS,
     TORCH_WARNINGS,

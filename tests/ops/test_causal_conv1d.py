@@ -12,17 +12,17 @@ import math
 import pytest
 import torch
 from helpers.differential import (
-    Draw,
     assert_same,
     call,
     check_sequence,
-    conv_inputs,
     differentiate,
     draw_cotangents,
     exact_results,
 )
 from helpers.layouts import LAYOUTS, lay_out
+from helpers.op_inputs import Draw, conv_inputs
 from helpers.packing import PACKINGS, flip_runs, pieces, poison, runs_of
+
 from statescan import reference
 from statescan.testing import assert_close, tolerance
 
@@ -149,7 +149,12 @@ def test_any_strides(backend, layout, dtype):
         kwargs = conv_inputs(2, 6, seqlen, dtype=dtype) | {"reverse": reverse}
         kwargs = {n: lay_out(v, layout) for n, v in kwargs.items()}
         check_sequence(OP, kwargs, backend)
-        packed = kwargs | {"seq_idx": lay_out(torch.tensor([[0] * seqlen, [0, 1] + [-1] * 2 + [1] * (seqlen - 4)]), "axes_reversed")}
+        packed = kwargs | {
+            "seq_idx": lay_out(
+                torch.tensor([[0] * seqlen, [0, 1] + [-1] * 2 + [1] * (seqlen - 4)]),
+                "axes_reversed",
+            )
+        }
         check_sequence(OP, packed, backend)
 
 
@@ -172,7 +177,9 @@ def test_any_number_of_channels(backend, dim, layout):
 def test_any_width(backend, width, layout):
     for seqlen in (1, 2, width - 1, width, width + 1, 40):
         kwargs = conv_inputs(2, 3, seqlen, width)
-        check_sequence(OP, kwargs | {"x": lay_out(kwargs["x"], layout)}, backend, ill_conditioned=True)
+        check_sequence(
+            OP, kwargs | {"x": lay_out(kwargs["x"], layout)}, backend, ill_conditioned=True
+        )
 
 
 def test_layout_of_x_is_layout_of_results(backend):
@@ -241,7 +248,9 @@ def test_any_mix_of_dtypes(backend, x_dtype):
 
 def test_swish_is_silu_and_nothing_else_is_known(backend):
     kwargs = conv_inputs()
-    silu, swish = (call(OP, kwargs | {"activation": name}, backend)[0] for name in ("silu", "swish"))
+    silu, swish = (
+        call(OP, kwargs | {"activation": name}, backend)[0] for name in ("silu", "swish")
+    )
     assert_same(silu, swish)
     with pytest.raises(ValueError, match="activation"):
         call(OP, kwargs | {"activation": "gelu"}, backend)
@@ -262,11 +271,15 @@ def test_activation_far_from_zero(backend):
 def test_lazily_negated_inputs(backend):
     kwargs = conv_inputs()
     lazy = {
-        n: torch.conj(torch.complex(torch.ones_like(v), v)).imag if isinstance(v, torch.Tensor) else v
+        n: torch.conj(torch.complex(torch.ones_like(v), v)).imag
+        if isinstance(v, torch.Tensor)
+        else v
         for n, v in kwargs.items()
     }
     check_sequence(OP, lazy, backend)
-    check_sequence(OP, lazy | {"seq_idx": torch.tensor([[0] * 5 + [1] * 4, [-1] * 3 + [0] * 6])}, backend)
+    check_sequence(
+        OP, lazy | {"seq_idx": torch.tensor([[0] * 5 + [1] * 4, [-1] * 3 + [0] * 6])}, backend
+    )
 
 
 def test_one_input_at_a_time_requires_grad(backend):

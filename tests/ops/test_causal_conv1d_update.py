@@ -11,8 +11,10 @@ import math
 
 import pytest
 import torch
-from helpers.differential import assert_same, call, check_update, conv_inputs, taps_inputs
-from helpers.layouts import LAYOUTS, lay_out
+from helpers.differential import assert_same, call, check_update
+from helpers.layouts import DISTINCT, LAYOUTS, lay_out
+from helpers.op_inputs import conv_inputs, taps_inputs
+
 from statescan.errors import SlotIndexError
 from statescan.testing import assert_close, tolerance
 
@@ -79,7 +81,9 @@ def test_rings(backend, width, extra):
     state_len = width - 1 + extra
     if state_len == 0:
         pytest.skip("a ring has a column at least")
-    for ntokens, start in itertools.product((None, 0, 1, 2, 5, 2 * state_len + 3), range(0, state_len + 2)):
+    for ntokens, start in itertools.product(
+        (None, 0, 1, 2, 5, 2 * state_len + 3), range(state_len + 2)
+    ):
         kwargs = taps_inputs(width=width, state_len=state_len, ntokens=ntokens, kept=ntokens or 1)
         kwargs["cache_seqlens"] = indices(start, start + 1, 10 * start + 3)
         check_update(OP, kwargs, backend)
@@ -96,7 +100,7 @@ def test_ring_positions_at_the_end_of_int32(backend):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_any_strides(backend, form, layout):
     """Inputs of any strides; the states written through views of any strides with gaps."""
-    gapped = layout if not layout.startswith(("equal", "one")) else "every_other"
+    gapped = layout if layout in DISTINCT else "every_other"
     for slots, ring in itertools.product((None, 7), (False, True)):
         kwargs = taps_inputs(slots=slots, kept=5, **form)
         if slots:
@@ -116,7 +120,9 @@ def test_gaps_between_the_states_stay(backend, ring):
     for slots in (None, indices(4, 2, 0)):
         parent = torch.full((5, 9, 20), 7.0)
         kwargs = taps_inputs(slots=3 if slots is None else 5, state_len=4)
-        kwargs["conv_state"] = parent[: kwargs["conv_state"].shape[0], 1::2, 3:7].copy_(kwargs["conv_state"])
+        kwargs["conv_state"] = parent[: kwargs["conv_state"].shape[0], 1::2, 3:7].copy_(
+            kwargs["conv_state"]
+        )
         kwargs["conv_state_indices"] = slots
         kwargs["cache_seqlens"] = indices(2, 3, 9) if ring else None
         check_update(OP, kwargs, backend)
@@ -145,7 +151,10 @@ def test_gather_and_destination_overlap(backend):
     for read, write in (((0, 1, 2), (1, 2, 0)), ((1, 0, 2), (0, 1, 2)), ((0, 0, 0), (0, 1, 2))):
         for form in ({}, {"ntokens": 2, "kept": 3}, {"dim": 3000, "state_len": 40}):
             kwargs = taps_inputs(**form)
-            kwargs |= {"conv_state_indices": indices(*read), "dst_conv_state_indices": indices(*write)}
+            kwargs |= {
+                "conv_state_indices": indices(*read),
+                "dst_conv_state_indices": indices(*write),
+            }
             check_update(OP, kwargs, backend)
 
 
@@ -180,7 +189,12 @@ def test_nan_in_a_state_reaches_only_the_taps_that_meet_it(backend, ring):
 
 def test_indices_of_padding_rows_are_not_judged(backend):
     """A row is padding by either index; the other one may collide or lie outside the pool."""
-    cases = [((-1, 3, 0), (2, 2, 1)), ((3, 4, 0), (-1, 1, -1)), ((99, 3, 0), (-1, 1, 2)), ((-1, 3, 0), (99, 1, 2))]
+    cases = [
+        ((-1, 3, 0), (2, 2, 1)),
+        ((3, 4, 0), (-1, 1, -1)),
+        ((99, 3, 0), (-1, 1, 2)),
+        ((-1, 3, 0), (99, 1, 2)),
+    ]
     for read, write in cases:
         slots = {"conv_state_indices": indices(*read), "dst_conv_state_indices": indices(*write)}
         check_update(OP, taps_inputs(slots=6, kept=2, ntokens=2) | slots, backend)
@@ -210,7 +224,10 @@ def test_rollback(backend, form, ring, slots):
     form = dict(form) | {"ntokens": ntokens}
     kwargs = taps_inputs(5, slots=8 if slots else None, kept=ntokens, **form)
     if slots:
-        kwargs |= {"conv_state_indices": indices(7, 0, 3, -1, 1), "dst_conv_state_indices": indices(7, 2, 4, 5, 1)}
+        kwargs |= {
+            "conv_state_indices": indices(7, 0, 3, -1, 1),
+            "dst_conv_state_indices": indices(7, 2, 4, 5, 1),
+        }
     kwargs["num_accepted_tokens"] = indices(0, 0, 0, 0, 0)
     kwargs["cache_seqlens"] = indices(0, 1, 2, 8, 9) if ring else None
     check_update(OP, kwargs, backend)
@@ -238,7 +255,9 @@ def test_speculative_decoding_equals_plain_decoding(backend, ring):
         one = {n: draft[n] for n in ("weight", "bias", "activation")}
         for t in range(count):
             position = {"cache_seqlens": seen[row : row + 1] + t} if ring else {}
-            call(OP, one | position | {"x": x[row : row + 1, :, t], "conv_state": expected}, backend)
+            call(
+                OP, one | position | {"x": x[row : row + 1, :, t], "conv_state": expected}, backend
+            )
         assert_same(draft["conv_state"][row : row + 1], expected)
 
 
@@ -266,7 +285,9 @@ def test_x_in_the_memory_of_the_state(backend):
         position = {"cache_seqlens": indices(5, 2, 9)} if ring else {}
         for column in range(5):
             kwargs = taps_inputs(width=width, state_len=5) | position
-            check_update(OP, kwargs | {"x": kwargs["conv_state"][..., column]}, backend, shared=True)
+            check_update(
+                OP, kwargs | {"x": kwargs["conv_state"][..., column]}, backend, shared=True
+            )
             kwargs = taps_inputs(width=width, state_len=5, ntokens=2) | position
             kwargs["x"] = kwargs["conv_state"][..., column : column + 1].expand(-1, -1, 2)
             check_update(OP, kwargs, backend, shared=True)
@@ -288,7 +309,13 @@ def test_any_mix_of_dtypes(backend, x_dtype):
     kinds = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
     for state, weight, bias, ring in itertools.product(kinds, kinds, kinds, (False, True)):
         made = taps_inputs(2, 3, state_len=4, ntokens=2, kept=2)
-        mix = {"x": x_dtype, "conv_state": state, "weight": weight, "bias": bias, "intermediate_states": bias}
+        mix = {
+            "x": x_dtype,
+            "conv_state": state,
+            "weight": weight,
+            "bias": bias,
+            "intermediate_states": bias,
+        }
         kwargs = made | {name: made[name].to(dtype) for name, dtype in mix.items()}
         kwargs["cache_seqlens"] = indices(3, 10) if ring else None
         check_update(OP, kwargs, backend)
@@ -296,7 +323,10 @@ def test_any_mix_of_dtypes(backend, x_dtype):
 
 
 @pytest.mark.parametrize("ring", [False, True])
-@pytest.mark.parametrize("sizes", [{"batch": 0}, {"batch": 0, "slots": 4}, {"dim": 0}, {"ntokens": 0}, {"dim": 1}, {"width": 33}])
+@pytest.mark.parametrize(
+    "sizes",
+    [{"batch": 0}, {"batch": 0, "slots": 4}, {"dim": 0}, {"ntokens": 0}, {"dim": 1}, {"width": 33}],
+)
 @pytest.mark.parametrize("form", WITH_STATE)
 def test_empty_and_extreme_sizes(backend, form, sizes, ring):
     sizes = dict(form) | sizes

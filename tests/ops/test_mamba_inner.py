@@ -18,12 +18,13 @@ from helpers.differential import (
     differentiate,
     draw_cotangents,
     exact_results,
-    inner_inputs,
 )
 from helpers.layouts import LAYOUTS, lay_out
+from helpers.op_inputs import Draw, inner_inputs
 from helpers.packing import PACKINGS, flip_runs, pieces, poison, runs_of
-from statescan.testing import assert_close, tolerance
 from torch.nn import functional as F
+
+from statescan.testing import assert_close, tolerance
 
 pytestmark = pytest.mark.usefixtures("nan_empty")
 
@@ -220,8 +221,9 @@ def test_norms(backend, norm_eps):
 @pytest.mark.parametrize(
     "sizes",
     [
-        {"batch": 0}, {"seqlen": 0}, {"batch": 0, "seqlen": 0}, {"seqlen": 1}, {"dt_rank": 1}, {"dim": 1},
-        {"d_model": 1}, {"dstate": 1}, {"width": 1}, {"width": 9}, {"seqlen": 70, "dim": 2}, {"dstate": 33, "dim": 2},
+        {"batch": 0}, {"seqlen": 0}, {"batch": 0, "seqlen": 0}, {"seqlen": 1}, {"dt_rank": 1},
+        {"dim": 1}, {"d_model": 1}, {"dstate": 1}, {"width": 1}, {"width": 9},
+        {"seqlen": 70, "dim": 2}, {"dstate": 33, "dim": 2},
     ],
 )  # fmt: skip
 def test_empty_and_extreme_sizes(backend, kind, sizes):
@@ -289,7 +291,10 @@ def test_autocast_changes_nothing(backend):
 
 
 def test_one_input_at_a_time_requires_grad(backend):
-    for kind in ({"options": f"{USUAL} {NORMS} b_proj_bias c_proj_bias out_proj_bias"}, {"constant": "BC"}):
+    for kind in (
+        {"options": f"{USUAL} {NORMS} b_proj_bias c_proj_bias out_proj_bias"},
+        {"constant": "BC"},
+    ):
         kwargs = inner_inputs(**kind)
         cotangents = draw_cotangents(OP, kwargs)
         exact = exact_results(OP, kwargs, cotangents)
@@ -307,3 +312,25 @@ def test_one_result_at_a_time_has_a_gradient(backend):
     cotangents = draw_cotangents(OP, kwargs)
     for name in cotangents:
         check_sequence(OP, kwargs, backend, cotangents={name: cotangents[name]})
+
+
+@pytest.mark.parametrize(
+    "kind", [{"options": f"{USUAL} {NORMS} out_proj_bias b_proj_bias"}, {"is_complex": True}]
+)
+def test_equal_bits_whatever_the_number_of_threads(backend, kind):
+    """Results and gradients of repeated runs, with one thread and with several."""
+    kwargs = inner_inputs(3, 70, 210, 5, d_model=37, **kind)
+    cotangents = {"out": Draw(3).normal(3, 210, 37)}
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        expected = differentiate(lambda **named: call(OP, named, backend), OP, kwargs, cotangents)
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            results = differentiate(
+                lambda **named: call(OP, named, backend), OP, kwargs, cotangents
+            )
+            for name, result in results.items():
+                assert_same(result, expected[name], f"{name} with {threads} threads")
+    finally:
+        torch.set_num_threads(before)

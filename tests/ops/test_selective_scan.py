@@ -12,17 +12,17 @@ import math
 import pytest
 import torch
 from helpers.differential import (
-    Draw,
     assert_same,
     call,
     check_sequence,
     differentiate,
     draw_cotangents,
     exact_results,
-    scan_inputs,
 )
 from helpers.layouts import LAYOUTS, lay_out
+from helpers.op_inputs import Draw, scan_inputs
 from helpers.packing import PACKINGS, flip_runs, pieces, poison, runs_of
+
 from statescan import reference
 from statescan.testing import assert_close, tolerance
 
@@ -87,7 +87,9 @@ def test_packed_sequences_are_each_alone(backend, kind, packing, reverse):
 def test_nan_stays_in_its_sequence(backend, kind, reverse, spread):
     """What other sequences hold has no influence on the bits of outputs, states and gradients."""
     batch, seqlen = (3, 6) if spread == "rows" else (1, 18)
-    kwargs = scan_inputs(batch, 4, seqlen, num_states=3 if spread == "cu_seqlens" else batch, **kind)
+    kwargs = scan_inputs(
+        batch, 4, seqlen, num_states=3 if spread == "cu_seqlens" else batch, **kind
+    )
     kwargs["reverse"] = reverse
     if spread == "seq_idx":
         kwargs["seq_idx"] = torch.tensor([[0] * 6 + [1] * 6 + [2] * 6])
@@ -187,7 +189,10 @@ def test_layout_of_x_is_layout_of_results(backend):
 def test_empty_and_shortest(backend, batch, dim, seqlen, kind):
     results = check_sequence(OP, scan_inputs(batch, dim, seqlen, **kind), backend)
     if seqlen == 0:
-        assert_same(results["dinitial_states"], draw_cotangents(OP, scan_inputs(batch, dim, 0, **kind))["final_states"])
+        assert_same(
+            results["dinitial_states"],
+            draw_cotangents(OP, scan_inputs(batch, dim, 0, **kind))["final_states"],
+        )
 
 
 @pytest.mark.parametrize("reverse", [False, True])
@@ -211,7 +216,9 @@ def test_any_dstate(backend, dstate, kind):
     check_sequence(OP, scan_inputs(1, 2, 5, dstate, **kind), backend, ill_conditioned=True)
 
 
-@pytest.mark.parametrize(("dim", "groups"), [(6, (1, 2, 3, 6)), (68, (1, 2, 4)), (70, (2, 35)), (1, (1,))])
+@pytest.mark.parametrize(
+    ("dim", "groups"), [(6, (1, 2, 3, 6)), (68, (1, 2, 4)), (70, (2, 35)), (1, (1,))]
+)
 def test_any_number_of_groups(backend, dim, groups):
     """B and C may differ in theirs; neighbouring channels share a group."""
     for b, c in itertools.product(groups, repeat=2):
@@ -237,7 +244,16 @@ def test_any_mix_of_dtypes(backend, x_dtype, B_dtype):
     kinds = (torch.float32, torch.bfloat16, torch.float16)
     made = scan_inputs(1, 2, 3, 2)
     for A, D, bias, z, dt in itertools.product(kinds, kinds, kinds, kinds, kinds[:2]):
-        mix = {"x": x_dtype, "B": B_dtype, "C": A, "A": A, "D": D, "dt_bias": bias, "z": z, "dt": dt}
+        mix = {
+            "x": x_dtype,
+            "B": B_dtype,
+            "C": A,
+            "A": A,
+            "D": D,
+            "dt_bias": bias,
+            "z": z,
+            "dt": dt,
+        }
         mix["initial_states"] = z
         kwargs = made | {name: made[name].to(dtype) for name, dtype in mix.items()}
         out, states = call(OP, kwargs, backend)
@@ -259,14 +275,18 @@ def test_gradients_keep_their_inputs_dtypes(backend, x_dtype):
         assert shift < 3
 
 
-@pytest.mark.parametrize("double", ["x", "dt", "A", "B", "C", "D", "z", "dt_bias", "initial_states"])
+@pytest.mark.parametrize(
+    "double", ["x", "dt", "A", "B", "C", "D", "z", "dt_bias", "initial_states"]
+)
 def test_one_double_makes_all_arithmetic_double(backend, double):
     kwargs = scan_inputs()
     kwargs[double] = kwargs[double].double()
     results = check_sequence(OP, kwargs, backend)
     assert results["final_states"].dtype == torch.float64
     assert results["out"].dtype == kwargs["x"].dtype
-    exact = reference.selective_scan_ref(**{n: v.double() if isinstance(v, torch.Tensor) else v for n, v in kwargs.items()})
+    exact = reference.selective_scan_ref(
+        **{n: v.double() if isinstance(v, torch.Tensor) else v for n, v in kwargs.items()}
+    )
     assert_close(results["final_states"], exact[1], tolerance(OP, torch.float64), "final_states")
 
 
@@ -279,7 +299,9 @@ def test_lazily_conjugated_and_negated_inputs(backend):
     for name in ("x", "dt", "z"):
         lazy[name] = torch.conj(torch.complex(kwargs["D"][0] + 0 * kwargs[name], kwargs[name])).imag
     check_sequence(OP, lazy, backend)
-    check_sequence(OP, lazy | {"seq_idx": torch.tensor([[0] * 5 + [1] * 4, [-1] * 3 + [0] * 6])}, backend)
+    check_sequence(
+        OP, lazy | {"seq_idx": torch.tensor([[0] * 5 + [1] * 4, [-1] * 3 + [0] * 6])}, backend
+    )
 
 
 def test_one_input_at_a_time_requires_grad(backend):
@@ -304,3 +326,30 @@ def test_many_sequences_of_random_lengths(backend):
         kwargs = scan_inputs(1, 3, int(bounds[-1]), 2, num_states=len(lengths))
         kwargs |= {"cu_seqlens": bounds, "reverse": reverse}
         check_sequence(OP, kwargs, backend, ill_conditioned=True)
+
+
+WIDE = [
+    pytest.param(scan_inputs(1, 300, 200, 40), id="chunks_within_a_saved_one"),
+    pytest.param(scan_inputs(1, 300, 200, 40, constant="BC"), id="chunks_of_constants"),
+    pytest.param(scan_inputs(1, 1100, 20, 32), id="channels_in_parts"),
+    pytest.param(scan_inputs(1, 1100, 20, 32, ngroups=2), id="groups_in_parts"),
+    pytest.param(scan_inputs(1, 1100, 20, 32, ngroups=50), id="small_groups_in_parts"),
+    pytest.param(scan_inputs(1, 1100, 20, 32, ngroups=1100), id="channels_of_their_own_in_parts"),
+    pytest.param(scan_inputs(50, 30, 20, 30, ngroups=3), id="rows_in_parts"),
+    pytest.param(scan_inputs(1, 40, 100, 120, is_complex=True, ngroups=2), id="complex_in_parts"),
+    pytest.param(scan_inputs(7, 30, 90, 30, is_complex=True), id="complex_rows_in_parts"),
+]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("kwargs", WIDE)
+def test_larger_than_a_block_in_every_direction(backend, kwargs, packed):
+    """Results do not show where work is cut, nor where sequences meet those cuts."""
+    batch, _, seqlen = kwargs["x"].shape
+    for reverse in (False, True) if not packed else (True,):
+        arguments = {"reverse": reverse}
+        if packed:
+            ids = torch.arange(seqlen) // 13
+            ids[5:9] = -1
+            arguments["seq_idx"] = torch.stack([ids.roll(row) for row in range(batch)])
+        check_sequence(OP, kwargs | arguments, backend, ill_conditioned=True)

@@ -11,8 +11,10 @@ import math
 
 import pytest
 import torch
-from helpers.differential import assert_same, call, check_update, scan_inputs, state_inputs
-from helpers.layouts import LAYOUTS, lay_out
+from helpers.differential import assert_same, call, check_update
+from helpers.layouts import DISTINCT, LAYOUTS, lay_out
+from helpers.op_inputs import scan_inputs, state_inputs
+
 from statescan.errors import SlotIndexError
 from statescan.testing import assert_close, tolerance
 
@@ -78,7 +80,7 @@ def test_every_combination_of_options(backend, form):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_any_strides(backend, form, layout):
     """Inputs of any strides; the states written through views of any strides with gaps."""
-    gapped = layout if not layout.startswith(("equal", "one")) else "every_other"
+    gapped = layout if layout in DISTINCT else "every_other"
     for slots in (None, 7):
         kwargs = state_inputs(slots=slots, kept=4, **form)
         if slots:
@@ -106,7 +108,13 @@ def test_tied_arguments_of_stride_zero(backend, form):
     """A, dt, dt_bias and D with one number a head, a channel or altogether."""
     for layout in ("equal_tokens", "one_number"):
         kwargs = state_inputs(**form)
-        for names in (("A",), ("dt", "dt_bias"), ("A", "dt", "D", "dt_bias"), ("x", "z"), ("B", "C")):
+        for names in (
+            ("A",),
+            ("dt", "dt_bias"),
+            ("A", "dt", "D", "dt_bias"),
+            ("x", "z"),
+            ("B", "C"),
+        ):
             tied = {n: lay_out(kwargs[n], layout) for n in names}
             check_update(OP, kwargs | tied | {"ssm_state": kwargs["ssm_state"].clone()}, backend)
 
@@ -120,16 +128,28 @@ def test_slots(backend, form):
         if write is None and read is not None and len(set(read.tolist())) < 3:
             continue
         kwargs = state_inputs(slots=3 if read is None else 6, **form)
-        kwargs |= {"state_batch_indices": read, "dst_state_batch_indices": write, "pad_slot_id": pad}
+        kwargs |= {
+            "state_batch_indices": read,
+            "dst_state_batch_indices": write,
+            "pad_slot_id": pad,
+        }
         check_update(OP, kwargs, backend)
 
 
 def test_gather_and_destination_overlap(backend):
     """Every row reads its slot as it was before the call: a rotation, a swap, a copy."""
-    for read, write in (((0, 1, 2), (1, 2, 0)), ((1, 0, 2), (0, 1, 2)), ((0, 0, 0), (0, 1, 2)), ((2, 1, 0), (0, 2, 1))):
+    for read, write in (
+        ((0, 1, 2), (1, 2, 0)),
+        ((1, 0, 2), (0, 1, 2)),
+        ((0, 0, 0), (0, 1, 2)),
+        ((2, 1, 0), (0, 2, 1)),
+    ):
         for form in ({}, {"heads": HEADS, "ngroups": 2}, {"dim": 300, "dstate": 200}):
             kwargs = state_inputs(**form)
-            kwargs |= {"state_batch_indices": indices(*read), "dst_state_batch_indices": indices(*write)}
+            kwargs |= {
+                "state_batch_indices": indices(*read),
+                "dst_state_batch_indices": indices(*write),
+            }
             check_update(OP, kwargs, backend)
 
 
@@ -156,7 +176,10 @@ def test_padding_rows_touch_nothing(backend):
 def test_pad_slot_id(backend, pad_slot_id):
     """Any value may mark padding, also the number of a real slot or one beyond the pool."""
     kwargs = state_inputs(4, slots=6)
-    kwargs |= {"state_batch_indices": indices(2, 0, 5, pad_slot_id if pad_slot_id > 5 else -1), "pad_slot_id": pad_slot_id}
+    kwargs |= {
+        "state_batch_indices": indices(2, 0, 5, pad_slot_id if pad_slot_id > 5 else -1),
+        "pad_slot_id": pad_slot_id,
+    }
     check_update(OP, kwargs, backend)
 
 
@@ -171,11 +194,19 @@ def test_indices_of_padding_rows_are_not_judged(backend):
     ]
     for read, write in cases:
         kwargs = state_inputs(slots=6, kept=2, ntokens=2)
-        kwargs |= {"state_batch_indices": indices(*read), "dst_state_batch_indices": indices(*write)}
+        kwargs |= {
+            "state_batch_indices": indices(*read),
+            "dst_state_batch_indices": indices(*write),
+        }
         check_update(OP, kwargs, backend)
         accepted = [77 if min(pair) < 0 else 1 for pair in zip(read, write, strict=True)]
-        kwargs = state_inputs(slots=6, kept=2, ntokens=2) | {"num_accepted_tokens": indices(*accepted)}
-        kwargs |= {"state_batch_indices": indices(*read), "dst_state_batch_indices": indices(*write)}
+        kwargs = state_inputs(slots=6, kept=2, ntokens=2) | {
+            "num_accepted_tokens": indices(*accepted)
+        }
+        kwargs |= {
+            "state_batch_indices": indices(*read),
+            "dst_state_batch_indices": indices(*write),
+        }
         check_update(OP, kwargs, backend)
 
 
@@ -199,7 +230,10 @@ def test_rollback(backend, form, slots):
     form = dict(form) | {"ntokens": ntokens}
     kwargs = state_inputs(5, slots=8 if slots else None, kept=ntokens, **form)
     if slots:
-        kwargs |= {"state_batch_indices": indices(7, 0, 3, -1, 1), "dst_state_batch_indices": indices(7, 2, 4, 5, 1)}
+        kwargs |= {
+            "state_batch_indices": indices(7, 0, 3, -1, 1),
+            "dst_state_batch_indices": indices(7, 2, 4, 5, 1),
+        }
     kwargs["num_accepted_tokens"] = indices(0, 0, 0, 0, 0)
     check_update(OP, kwargs, backend)
     follow = state_inputs(5, slots=8 if slots else None, kept=ntokens, **form, seed=8)
@@ -242,7 +276,11 @@ def test_output_may_replace_an_input(backend, form):
     for name in ("x", "z", "dt"):
         for again in (lambda t: t, lambda t: t.view(t.shape)):
             kwargs = state_inputs(**form)
-            expected = call(OP, {n: v.clone() if isinstance(v, torch.Tensor) else v for n, v in kwargs.items()}, backend)
+            expected = call(
+                OP,
+                {n: v.clone() if isinstance(v, torch.Tensor) else v for n, v in kwargs.items()},
+                backend,
+            )
             kwargs["out"] = again(kwargs[name])
             assert call(OP, kwargs, backend) is kwargs["out"]
             assert_same(kwargs[name], expected, name)
@@ -253,7 +291,9 @@ def test_output_in_the_memory_of_x_many_rows(backend):
     memory = torch.randn(41, 700)
     kwargs = state_inputs(40, 700, 16)
     kwargs["x"] = memory[:40]
-    expected = call(OP, kwargs | {"ssm_state": kwargs["ssm_state"].clone(), "x": memory[:40].clone()}, backend)
+    expected = call(
+        OP, kwargs | {"ssm_state": kwargs["ssm_state"].clone(), "x": memory[:40].clone()}, backend
+    )
     call(OP, kwargs | {"out": memory[1:]}, backend)
     assert_close(memory[1:], expected, FLOAT32)
 
@@ -262,7 +302,13 @@ def test_states_share_memory_with_inputs(backend):
     """B, C and A may be read out of the pool that the call overwrites."""
     kwargs = state_inputs(3, 4, 3)
     pool = torch.randn(3, 6, 3)
-    kwargs |= {"ssm_state": pool[:, :4], "B": pool[:, 4], "C": pool[:, 5], "x": pool[:, :4, 0], "A": -pool[1, :4].abs()}
+    kwargs |= {
+        "ssm_state": pool[:, :4],
+        "B": pool[:, 4],
+        "C": pool[:, 5],
+        "x": pool[:, :4, 0],
+        "A": -pool[1, :4].abs(),
+    }
     check_update(OP, kwargs, backend, shared=True)
 
 
@@ -281,18 +327,49 @@ def test_any_mix_of_dtypes(backend, x_dtype):
     kinds = (torch.float32, torch.bfloat16, torch.float16)
     for state, B, A, D, z in itertools.product(kinds, kinds, kinds, kinds, kinds[:2]):
         made = state_inputs(2, 3, 2, kept=1)
-        mix = {"x": x_dtype, "ssm_state": state, "B": B, "C": A, "A": A, "D": D, "dt_bias": D, "z": z, "dt": B}
+        mix = {
+            "x": x_dtype,
+            "ssm_state": state,
+            "B": B,
+            "C": A,
+            "A": A,
+            "D": D,
+            "dt_bias": D,
+            "z": z,
+            "dt": B,
+        }
         mix["intermediate_states"] = z
         kwargs = made | {name: made[name].to(dtype) for name, dtype in mix.items()}
         check_update(OP, kwargs, backend)
         assert kwargs["ssm_state"].dtype == state
-    for double in ("x", "ssm_state", "A", "B", "C", "D", "z", "dt_bias", "dt", "intermediate_states"):
+    for double in (
+        "x",
+        "ssm_state",
+        "A",
+        "B",
+        "C",
+        "D",
+        "z",
+        "dt_bias",
+        "dt",
+        "intermediate_states",
+    ):
         kwargs = state_inputs(2, 3, 2, kept=1)
         check_update(OP, kwargs | {double: kwargs[double].double()}, backend)
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("sizes", [{"batch": 0}, {"batch": 0, "slots": 4}, {"dim": 0}, {"ntokens": 0}, {"dstate": 1}, {"dstate": 257}])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"batch": 0},
+        {"batch": 0, "slots": 4},
+        {"dim": 0},
+        {"ntokens": 0},
+        {"dstate": 1},
+        {"dstate": 257},
+    ],
+)
 def test_empty_and_extreme_sizes(backend, form, sizes):
     form = dict(form) | sizes
     if form.get("dim") == 0 and form.pop("heads", None):

@@ -4,10 +4,11 @@
 Any backend with those four functions has mamba_inner through here; no kernels of its own.
 
     x, z = xz                         x = conv(x)                 x_dbl = x_proj_weight x
-    dt = norm(dt_proj_weight x_dbl)   B, C = norm(x_dbl + bias)   out = out_proj(scan(x, dt, B, C, z))
+    dt = norm(dt_proj_weight x_dbl)   B, C = norm(x_dbl + bias)   gated = scan(x, dt, B, C, z)
+    out = out_proj_weight gated + bias
 
-The forward keeps x_dbl and, where out_proj needs it, the scan's output; the backward makes the
-convolution's output and dt again. Projections run in xz's dtype, what is added to or normed after
+The forward keeps x_dbl and, where out_proj needs it, gated; the backward makes the convolution's
+output and dt again. Projections run in xz's dtype, what is added to or normed after
 them in the dtype of the arithmetic, and gradients of weights are summed in that dtype.
 
 Padding: its x is 0 after the convolution, so it adds nothing to weight gradients; its x_dbl is set

@@ -87,4 +87,9 @@ def _fill(matrix: Tensor, axis: int) -> Tensor:
     missing = _filled(matrix.shape[axis], matrix) - matrix.shape[axis]
     if missing == 0:
         return matrix
+    if matrix.numel() == 0:
+        # F.pad of torch 2.4 refuses an empty matrix.
+        rows, columns = matrix.shape
+        filled = (rows + missing, columns) if axis == 0 else (rows, columns + missing)
+        return matrix.new_zeros(filled)
     return F.pad(matrix, (0, 0, 0, missing) if axis == 0 else (0, missing))

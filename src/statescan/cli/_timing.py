@@ -16,6 +16,8 @@ _SAMPLE_SECONDS = 0.005
 
 _SLOW_SECONDS = 2.0
 """From here on a first call counts as a sample: what it pays for pages and caches is little."""
+_ONCE_SECONDS = 15.0
+"""From here on the first call is the only sample: more would take minutes and change little."""
 
 Work = Callable[[], object]
 
@@ -43,7 +45,7 @@ def time_in_turns(
     Args:
         versions: The work by name.
         seconds: Stop after about this long, all versions together.
-        least, most: Samples of each version.
+        least, most: Samples of each version; a very slow one has only one.
     """
     start = time.perf_counter()
     first = {name: _sample(work, 1) for name, work in versions.items()}
@@ -51,12 +53,12 @@ def time_in_turns(
     calls = {
         name: 1 if samples[name] else _calls_in_a_sample(work) for name, work in versions.items()
     }
-    while any(len(taken) < most for taken in samples.values()):
-        enough = all(len(taken) >= least for taken in samples.values())
-        if enough and time.perf_counter() - start > seconds:
+    repeated = [name for name, took in first.items() if took <= _ONCE_SECONDS]
+    for turn in range(most if repeated else 0):
+        if turn >= least and time.perf_counter() - start > seconds:
             break
-        for name, work in versions.items():
-            samples[name].append(_sample(work, calls[name]))
+        for name in repeated:
+            samples[name].append(_sample(versions[name], calls[name]))
     return {name: summarise(values) for name, values in samples.items()}
 
 

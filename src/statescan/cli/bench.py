@@ -34,11 +34,12 @@ def configure_parser(subparsers: options.Subparsers) -> None:
         "Medians, both versions in turns in one process; the spread is half the distance between\n"
         "the quartiles, and the ratio is naive over statescan. Before any time is taken, all\n"
         "cases of the op, and both versions at the chosen sizes, are compared with the float64\n"
-        "reference: a wrong result has no speed, and the exit code is 1. The naive backward\n"
-        "takes minutes at the default sizes.\n\n"
-        f"ops: {', '.join(ALL_OPS)} (default: all)",
+        "reference: a wrong result has no speed, and the exit code is 1.\n\n"
+        "At the default sizes the naive backward takes a minute or more for each of two ops;\n"
+        "--direction fwd leaves it out.\n\n"
+        "A time without a spread is a single call.",
     )
-    parser.add_argument("ops", nargs="*", metavar="OP", help="ops to time")
+    parser.add_argument("ops", nargs="*", metavar="OP", help=f"{', '.join(ALL_OPS)} (default: all)")
     for name, size in DEFAULT_SIZES.items():
         parser.add_argument(
             f"--{name}",
@@ -55,6 +56,11 @@ def configure_parser(subparsers: options.Subparsers) -> None:
         help="of the activations: float32, bfloat16, float16, float64 (default: float32)",
     )
     parser.add_argument(
+        *("--direction",),
+        choices=("fwd", "fwd_bwd"),
+        help="only forward, or only forward + backward (default: both)",
+    )
+    parser.add_argument(
         "--backend", default="auto", metavar="NAME", help="backend to time (default: auto)"
     )
     parser.add_argument(
@@ -62,7 +68,7 @@ def configure_parser(subparsers: options.Subparsers) -> None:
         type=float,
         default=2.0,
         metavar="S",
-        help="time for each row; at least 3 samples are taken (default: 2)",
+        help="time for each row; 3 samples at least, unless one takes long (default: 2)",
     )
     options.add_threads(parser)
     options.add_json(parser)
@@ -131,6 +137,8 @@ def _bench_op(op: str, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
         return
     workload = make_workload(op, sizes, getattr(torch, args.dtype))
     for direction in workload.directions:
+        if args.direction not in (None, direction):
+            continue
         render.status(f"timing {op} {direction}")
         works = {
             name: partial(run, workload.version(version), workload.inputs, direction)
@@ -143,7 +151,8 @@ def _bench_op(op: str, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
             {"op": op, "direction": direction, **{n: sizes[n] for n in _SIZES_OF[op]}}
             | {"layout": "channel-first", "dtype": args.dtype, "backend": gate["backend"]}
             | {"statescan_ms": ours.median * 1e3, "spread": ours.spread, "samples": ours.samples}
-            | {"peer": "naive", "peer_ms": peer.median * 1e3, "peer_spread": peer.spread}
+            | {"peer": "naive", "peer_ms": peer.median * 1e3}
+            | {"peer_spread": peer.spread, "peer_samples": peer.samples}
         )
 
 
@@ -152,12 +161,12 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
         row["op"],
         row["direction"].replace("_", "+"),
         row["backend"],
-        _shown(row["statescan_ms"], row["spread"]),
-        _shown(row["peer_ms"], row["peer_spread"]),
+        _shown(row["statescan_ms"], row["spread"], row["samples"]),
+        _shown(row["peer_ms"], row["peer_spread"], row["peer_samples"]),
         f"{render.figure(row['peer_ms'] / row['statescan_ms'])}x",
     )
 
 
-def _shown(milliseconds: float, spread: float) -> str:
+def _shown(milliseconds: float, spread: float, samples: int) -> str:
     value = f"{milliseconds:.4f}" if milliseconds < 0.1 else render.figure(milliseconds)
-    return f"{value} ±{spread:.0%}"
+    return f"{value} ±{spread:.0%}" if samples > 1 else value

@@ -70,7 +70,7 @@ def _add_sampling(parser: argparse.ArgumentParser) -> None:
         "--temperature",
         type=float,
         metavar="T",
-        help="below 1 safer, above 1 wilder (default: 0.8)",
+        help="below 1 safer, above 1 wilder (default: 0.7)",
     )
     group.add_argument("--top-k", type=int, metavar="K", help="only the K most likely tokens")
     group.add_argument(
@@ -138,7 +138,7 @@ def sampling_config(args: argparse.Namespace) -> SamplingConfig:
             "--greedy leaves nothing to chance.\n"
             "Leave one of them out."
         )
-    given.setdefault("temperature", 0.0 if args.greedy else 0.8)
+    given.setdefault("temperature", 0.0 if args.greedy else 0.7)
     if args.repetition_penalty is not None:
         given["repetition_penalty"] = args.repetition_penalty
     # A seed of our own rather than none, so that every text can be made again.

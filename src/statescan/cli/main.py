@@ -94,6 +94,12 @@ def _is_usage(error: Exception) -> bool:
 def _message(error: Exception) -> str:
     if isinstance(error, StatescanError):
         return str(error)
+    if isinstance(error, ImportError) and (error.name or "").startswith("statescan"):
+        return (
+            f"a part of statescan is missing or damaged: {error}.\n"
+            "Every file of the package must be of one version.\n"
+            "Install it again: pip install --force-reinstall --no-deps statescan"
+        )
     if isinstance(error, ImportError):
         return (
             f"an import failed: {error}.\n"

@@ -17,7 +17,7 @@ SIZES = {"batch": 1, "dim": 768, "seqlen": 2048, "dstate": 16, "width": 4}
 DTYPES = ("float32", "bfloat16")
 DEFAULT_PROMPT = "In the beginning God created"
 NEW_TOKENS = 240
-TEMPERATURE, SEED = 0.7, 1
+TEMPERATURE, SEED = 0.5, 2
 LONGEST_PROMPT = 4096
 """Bytes of a prompt that are read, from its end: more would only cost time here."""
 
@@ -184,7 +184,8 @@ def _write_text(prompt: str, shown: bool) -> dict[str, Any]:
     if shown and pieces:
         render.say()
     if shown and error:
-        render.wrap(f"FAILED: {error}")
+        # Not wrapped, so that a command in the message can be copied.
+        render.say(f"FAILED: {error}")
     return result | {"text": "".join(pieces), "error": error}
 
 

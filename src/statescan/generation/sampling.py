@@ -113,7 +113,7 @@ class Sampler:
 def _row_generators(seed: int | Sequence[int] | None, rows: int) -> list[torch.Generator]:
     if seed is None:
         seed = int(torch.randint(0, 2**62, ()))
-    seeds = [seed + i for i in range(rows)] if isinstance(seed, int) else list(seed)
+    seeds = list(seed) if isinstance(seed, Sequence) else [int(seed) + i for i in range(rows)]
     if len(seeds) != rows:
         raise ArgumentError(
             f"SamplingConfig: 'seed' holds {len(seeds)} seeds for {rows} prompts.\n"

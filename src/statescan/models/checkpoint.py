@@ -16,7 +16,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from statescan.errors import ArgumentError, CheckpointError, MissingExtraError
+from statescan.errors import ArgumentError, CheckpointError, MissingExtraError, StatescanError
 from statescan.models.config import MambaConfig
 from statescan.models.lm import MambaLM
 from statescan.nn.precision import full_precision_parameters
@@ -54,8 +54,10 @@ def save_model(
             continue
         stored = tensor.detach().to("cpu", None if name in kept else dtype)
         tensors[name] = stored.contiguous()
-    data = safetensors.save(tensors, metadata={"format": "pt"})
-    write_atomically(folder / WEIGHTS_NAME, lambda file: file.write_bytes(data))
+    metadata = {"format": "pt"}
+    write_atomically(
+        folder / WEIGHTS_NAME, lambda file: safetensors.save_file(tensors, file, metadata)
+    )
     text = model.config.to_json()
     write_atomically(folder / CONFIG_NAME, lambda file: file.write_text(text, encoding="utf-8"))
 
@@ -82,8 +84,7 @@ def load_model(
         raise CheckpointError(f"{folder} is not a folder: give one with {CONFIG_NAME} in it")
     config = MambaConfig.from_file(folder / CONFIG_NAME)
     tensors = _read_tensors(folder)
-    with torch.device("meta"):
-        model = MambaLM(config)
+    model = _empty_model(folder, config, tensors)
     _check_tensors(folder, model, tensors)
     model.load_state_dict(tensors, strict=False, assign=True)
     model.tie_weights()
@@ -135,8 +136,9 @@ def _read_tensors(folder: Path) -> dict[str, Tensor]:
 def _read_safetensors(path: Path) -> dict[str, Tensor]:
     safetensors = import_safetensors()
     try:
-        # From bytes rather than a memory map, so that saving over the same file is safe.
-        tensors: dict[str, Tensor] = safetensors.load(path.read_bytes())
+        mapped: dict[str, Tensor] = safetensors.load_file(path)
+        # Copies rather than the memory map: a mapped file cannot be replaced on Windows.
+        tensors = {name: tensor.clone() for name, tensor in mapped.items()}
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
     except Exception as error:
@@ -168,6 +170,23 @@ def _read_torch(path: Path) -> dict[str, Tensor]:
     if not isinstance(tensors, dict) or not all(isinstance(t, Tensor) for t in tensors.values()):
         raise CheckpointError(f"{path} is not a table of tensors")
     return tensors
+
+
+def _empty_model(folder: Path, config: MambaConfig, tensors: dict[str, Tensor]) -> MambaLM:
+    """The model without memory for its weights, which are assigned afterwards."""
+    layers = sum(name.endswith(".mixer.D") for name in tensors)
+    if layers != config.n_layer:
+        # Before building, which would take for ever where a damaged n_layer is huge.
+        raise CheckpointError(
+            f"{folder}: {CONFIG_NAME} asks for n_layer={config.n_layer}, "
+            f"the checkpoint has {layers} layers"
+        )
+    try:
+        with torch.device("meta"):
+            return MambaLM(config)
+    except (StatescanError, TypeError, ValueError, RuntimeError, ArithmeticError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise CheckpointError(f"{folder / CONFIG_NAME} describes no model: {reason}") from error
 
 
 def _check_tensors(folder: Path, model: MambaLM, tensors: dict[str, Tensor]) -> None:

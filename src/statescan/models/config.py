@@ -7,6 +7,7 @@ No tensors and no file formats other than JSON here.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any, Literal
 from statescan.errors import ArgumentError, CheckpointError
 
 _SIZES = ("d_model", "n_layer", "vocab_size", "d_state", "d_conv", "pad_vocab_size_multiple")
+_SWITCHES = ("rms_norm", "residual_in_fp32", "fused_add_norm", "tie_embeddings")
 # Fields that state-spaces checkpoints keep inside ssm_cfg.
 _SSM_FIELDS = ("d_state", "d_conv", "expand", "dt_rank")
 _SSM_OPTIONS = (
@@ -80,14 +82,26 @@ class MambaConfig:
                 "Correct or remove it."
             )
         self.ssm_cfg = extra
-        for name in _SIZES:
+        self._check_values()
+
+    def _check_values(self) -> None:
+        sizes = (*_SIZES, *(() if self.dt_rank == "auto" else ("dt_rank",)))
+        for name in sizes:
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ArgumentError(
-                    f"MambaConfig: got {name}={value!r}.\n"
-                    f"{name} must be an integer of at least 1.\n"
-                    "Correct it."
-                )
+            whole = isinstance(value, int) and not isinstance(value, bool)
+            self._check(name, whole and value >= 1, "an integer of at least 1")
+        for name in _SWITCHES:
+            self._check(name, isinstance(getattr(self, name), bool), "true or false")
+        number = isinstance(self.expand, int | float) and 0 < self.expand < math.inf
+        self._check("expand", number, "a number above 0")
+
+    def _check(self, name: str, holds: bool, needed: str) -> None:
+        if not holds:
+            raise ArgumentError(
+                f"MambaConfig: got {name}={getattr(self, name)!r}.\n"
+                f"{name} must be {needed}.\n"
+                "Correct it, or leave it out for the default."
+            )
 
     @property
     def padded_vocab_size(self) -> int:

@@ -28,4 +28,5 @@ def is_plain(module: nn.Module, kinds: tuple[type[nn.Module], ...]) -> bool:
     for name in _HOOKS:
         if getattr(module, name):
             return False
-    return not hasattr(module.weight, "__tensor_flatten__")
+    # Asked of the type, because Dynamo of torch 2.4 cannot ask it of a tensor.
+    return not hasattr(type(module.weight), "__tensor_flatten__")

@@ -5,6 +5,7 @@ Each op has a file of its own: signature, docstring and checks. No arithmetic he
 """
 
 from statescan.ops._explain import explain
+from statescan.ops._flops import register_flop_formulas
 from statescan.ops.causal_conv1d import causal_conv1d
 from statescan.ops.causal_conv1d_update import causal_conv1d_update
 from statescan.ops.mamba_inner import mamba_inner
@@ -19,3 +20,5 @@ __all__ = [
     "selective_scan",
     "selective_state_update",
 ]
+
+register_flop_formulas()

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from statescan.errors import ArgumentError
+from statescan.errors import ArgumentError, ShapeError
 
 
 def packed_dims(op: str, x: Tensor | None, tensors: Mapping[str, Tensor | None]) -> dict[str, int]:
@@ -23,6 +23,7 @@ def packed_dims(op: str, x: Tensor | None, tensors: Mapping[str, Tensor | None])
 
     Raises:
         ArgumentError: both are given, or cu_seqlens with batch > 1.
+        ShapeError: cu_seqlens is empty.
     """
     cu_seqlens = tensors["cu_seqlens"]
     if not isinstance(x, Tensor) or x.dim() != 3:
@@ -35,8 +36,14 @@ def packed_dims(op: str, x: Tensor | None, tensors: Mapping[str, Tensor | None])
             "One of them says where sequences begin.\n"
             "Pass cu_seqlens with batch 1, or seq_idx with any batch."
         )
-    if not isinstance(cu_seqlens, Tensor) or cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 1:
+    if not isinstance(cu_seqlens, Tensor) or cu_seqlens.dim() != 1:
         return {}
+    if cu_seqlens.shape[0] < 1:
+        raise ShapeError(
+            f"{op}: argument 'cu_seqlens' is empty.\n"
+            "It must hold the bounds of the sequences, num_seqs + 1 of them.\n"
+            "For no sequences at all pass the single bound 0."
+        )
     if x.shape[0] != 1:
         raise ArgumentError(
             f"{op}: argument 'cu_seqlens' is given with batch {x.shape[0]}.\n"

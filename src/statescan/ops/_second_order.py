@@ -39,7 +39,7 @@ def second_order(
     Returns:
         Gradients of ``douts`` and of those of ``inputs`` that have one, absent ones left out.
     """
-    with torch.enable_grad():
+    with torch.enable_grad(), torch.autocast(douts[0].device.type, enabled=False):
         leaves = [
             tensor if tensor is None or name in op.index_inputs else _leaf(tensor)
             for name, tensor in zip(op.input_names, inputs, strict=True)

@@ -19,6 +19,14 @@ REAL_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 COMPLEX_DTYPES = (torch.complex64, torch.complex128)
 INDEX_DTYPES = (torch.int32, torch.int64)
 
+_REQUIRED = frozenset(
+    (
+        *("x", "dt", "A", "B", "C", "weight", "ssm_state", "conv_state"),
+        *("xz", "conv_weight", "x_proj_weight", "dt_proj_weight"),
+    )
+)
+"""Arguments that no op can do without, but for B and C of mamba_inner."""
+
 Pattern = tuple[str, ...]
 
 
@@ -52,7 +60,7 @@ def bind(
     home = tensors[next(iter(patterns))] if like is None else like
     for name, axes in patterns.items():
         tensor = tensors[name]
-        if tensor is None:
+        if tensor is None and _may_be_absent(name, patterns):
             continue
         if not isinstance(tensor, Tensor):
             _fail_type(op, name, tensor)
@@ -67,6 +75,11 @@ def bind(
         if home is not None and tensor.device != home.device:
             _fail_device(op, name, tensor, home)
     return sizes
+
+
+def _may_be_absent(name: str, patterns: Mapping[str, Pattern]) -> bool:
+    """mamba_inner projects B and C itself when they are not given."""
+    return name not in _REQUIRED or (name in ("B", "C") and "xz" in patterns)
 
 
 def check_real(op: str, tensors: Mapping[str, Tensor | None], names: tuple[str, ...]) -> None:

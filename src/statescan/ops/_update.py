@@ -99,6 +99,20 @@ def check_rollback(op: str, num_accepted_tokens: Any, intermediate_states: Any) 
         )
 
 
+def check_writable(op: str, tensors: Mapping[str, Tensor | None]) -> None:
+    """Refuse to write a tensor whose elements share memory, such as one state for all rows."""
+    for name, tensor in tensors.items():
+        if tensor is None or 0 not in tensor.stride():
+            continue
+        sizes = zip(tensor.shape, tensor.stride())
+        if tensor.numel() > 0 and any(size > 1 and stride == 0 for size, stride in sizes):
+            raise ArgumentError(
+                f"{op}: argument '{name}' is an expanded view with strides {tensor.stride()}.\n"
+                "It is written in place, so each of its elements needs memory of its own.\n"
+                f"Pass {name}.clone(memory_format=torch.contiguous_format)."
+            )
+
+
 def check_rows(
     op: str, state: str, indices: str, batch: int, num_slots: int, indexed: bool
 ) -> None:

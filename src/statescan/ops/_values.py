@@ -7,6 +7,8 @@ there kernels clamp instead. Shapes and dtypes are checked in ``_shapes.py``.
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from torch import Tensor
 
 from statescan.errors import ArgumentError, SlotIndexError
@@ -17,7 +19,7 @@ def check_cu_seqlens(op: str, cu_seqlens: Tensor | None, seqlen: int) -> None:
     if cu_seqlens is None or cu_seqlens.device.type != "cpu":
         return
     values = cu_seqlens.tolist()
-    falls = any(later < earlier for earlier, later in zip(values, values[1:]))
+    falls = any(later < earlier for earlier, later in pairwise(values))
     if values[0] == 0 and values[-1] == seqlen and not falls:
         return
     shown = str(values) if len(values) <= 8 else f"[{values[0]}, {values[1]}, ..., {values[-1]}]"
@@ -90,7 +92,7 @@ def check_accepted(
     if wrong:
         raise ArgumentError(
             f"{op}: argument 'num_accepted_tokens' holds {wrong[0]}.\n"
-            f"intermediate_states holds the states of {ntokens} tokens: 0 to {ntokens} are possible.\n"
+            f"intermediate_states holds {ntokens} tokens, so it must be from 0 to {ntokens}.\n"
             "Give the number of tokens of the previous call that were accepted."
         )
 

@@ -40,7 +40,7 @@ def _allocate(
 def _reference(inputs: Sequence[Any], options: Sequence[Any]) -> tuple[Tensor, ...]:
     x, weight, bias, initial_states, seq_idx, cu_seqlens = inputs
     silu, reverse = options
-    return causal_conv1d_ref(
+    results = causal_conv1d_ref(
         *(x, weight, bias),
         activation="silu" if silu else None,
         initial_states=initial_states,
@@ -49,11 +49,16 @@ def _reference(inputs: Sequence[Any], options: Sequence[Any]) -> tuple[Tensor, .
         reverse=reverse,
         return_final_states=True,
     )
+    return tuple(results)
 
 
 def _dims(inputs: Sequence[Any]) -> dict[str, int]:
     batch, dim, seqlen = inputs[0].shape
     return {"batch": batch, "dim": dim, "seqlen": seqlen, "width": inputs[1].shape[1]}
+
+
+def _check_values(inputs: Sequence[Any]) -> None:
+    check_cu_seqlens(_NAME, inputs[5], inputs[0].shape[2])
 
 
 OP = SequenceOp(
@@ -66,7 +71,7 @@ OP = SequenceOp(
     allocate=_allocate,
     reference=_reference,
     dims=_dims,
-    check_values=lambda inputs: check_cu_seqlens(_NAME, inputs[5], inputs[0].shape[2]),
+    check_values=_check_values,
 )
 _call = register(OP)
 

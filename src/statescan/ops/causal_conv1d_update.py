@@ -19,6 +19,7 @@ from statescan.ops._shapes import pattern
 from statescan.ops._update import (
     check_rollback,
     check_rows,
+    check_writable,
     refuse_gradients,
     register_update,
     update_request,
@@ -48,7 +49,7 @@ def _patterns(with_tokens: bool) -> dict[str, tuple[str, ...]]:
         "bias": pattern("dim"),
         "out": x,
         "intermediate_states": pattern("batch kept_tokens dim state_len"),
-        **{name: _ROWS for name in _INDEX_NAMES},
+        **dict.fromkeys(_INDEX_NAMES, _ROWS),
     }
 
 
@@ -73,6 +74,8 @@ def _check_values(args: Sequence[Any]) -> None:
     check_slots(_NAME, "conv_state_indices", indices, destinations, slots, pad_slot_id)
     kept_tokens = 0 if kept is None else kept.shape[1]
     check_accepted(_NAME, accepted, kept_tokens, (indices, destinations), pad_slot_id)
+    written = {"conv_state": conv_state, "intermediate_states": kept, "out": args[9]}
+    check_writable(_NAME, written)
 
 
 op = register_update(_NAME, _SCHEMA, request, _check_values)
@@ -139,8 +142,12 @@ def causal_conv1d_update(
         ``causal_conv1d_update`` of causal-conv1d.
     """
     silu = _shapes.check_activation(_NAME, activation)
-    tensors = dict(x=x, conv_state=conv_state, weight=weight, bias=bias, out=out)
-    tensors.update(
+    tensors = dict(
+        x=x,
+        conv_state=conv_state,
+        weight=weight,
+        bias=bias,
+        out=out,
         cache_seqlens=cache_seqlens,
         conv_state_indices=conv_state_indices,
         dst_conv_state_indices=dst_conv_state_indices,

@@ -71,7 +71,7 @@ def _reference(inputs: Sequence[Any], options: Sequence[Any]) -> tuple[Tensor, .
     dt_softplus, silu, norm_eps, reverse = options
     named = dict(zip(_ARGUMENTS, inputs))
     positional = [named.pop(name) for name in _ARGUMENTS[:6]]
-    return mamba_inner_ref(
+    results = mamba_inner_ref(
         *positional,
         **named,
         dt_softplus=dt_softplus,
@@ -80,6 +80,7 @@ def _reference(inputs: Sequence[Any], options: Sequence[Any]) -> tuple[Tensor, .
         reverse=reverse,
         return_final_states=True,
     )
+    return tuple(results)
 
 
 def _dims(inputs: Sequence[Any]) -> dict[str, int]:
@@ -87,6 +88,10 @@ def _dims(inputs: Sequence[Any]) -> dict[str, int]:
     dim, width = inputs[1].shape
     sizes = {"batch": batch, "dim": dim, "seqlen": seqlen, "width": width}
     return sizes | {"dstate": inputs[5].shape[1], "dt_rank": inputs[4].shape[1]}
+
+
+def _check_values(inputs: Sequence[Any]) -> None:
+    check_cu_seqlens(_NAME, inputs[20], inputs[0].shape[2])
 
 
 OP = SequenceOp(
@@ -99,7 +104,7 @@ OP = SequenceOp(
     allocate=_allocate,
     reference=_reference,
     dims=_dims,
-    check_values=lambda inputs: check_cu_seqlens(_NAME, inputs[20], inputs[0].shape[2]),
+    check_values=_check_values,
 )
 _call = register(OP)
 

@@ -60,7 +60,7 @@ def _allocate(
 def _reference(inputs: Sequence[Any], options: Sequence[Any]) -> tuple[Tensor, ...]:
     x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, cu_seqlens = inputs
     dt_softplus, reverse = options
-    return selective_scan_ref(
+    results = selective_scan_ref(
         *(x, dt, A, B, C),
         D=D,
         z=z,
@@ -72,11 +72,16 @@ def _reference(inputs: Sequence[Any], options: Sequence[Any]) -> tuple[Tensor, .
         reverse=reverse,
         return_final_states=True,
     )
+    return tuple(results)
 
 
 def _dims(inputs: Sequence[Any]) -> dict[str, int]:
     batch, dim, seqlen = inputs[0].shape
     return {"batch": batch, "dim": dim, "seqlen": seqlen, "dstate": inputs[2].shape[1]}
+
+
+def _check_values(inputs: Sequence[Any]) -> None:
+    check_cu_seqlens(_NAME, inputs[10], inputs[0].shape[2])
 
 
 OP = SequenceOp(
@@ -89,7 +94,7 @@ OP = SequenceOp(
     allocate=_allocate,
     reference=_reference,
     dims=_dims,
-    check_values=lambda inputs: check_cu_seqlens(_NAME, inputs[10], inputs[0].shape[2]),
+    check_values=_check_values,
 )
 _call = register(OP)
 
@@ -163,9 +168,8 @@ def selective_scan(
         Gu and Dao, "Mamba: Linear-Time Sequence Modeling with Selective State Spaces" (2023),
         section 3 and algorithm 2; ``selective_scan_fn`` of mamba-ssm.
     """
-    tensors = dict(x=x, dt=dt, A=A, B=B, C=C, D=D, z=z, dt_bias=dt_bias)
-    tensors.update(initial_states=initial_states, seq_idx=seq_idx, cu_seqlens=cu_seqlens)
-    _check(tensors)
+    inputs = (x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, cu_seqlens)
+    _check(dict(zip(OP.input_names, inputs)))
     B = B.unsqueeze(1) if B.dim() == 3 else B
     C = C.unsqueeze(1) if C.dim() == 3 else C
     inputs = (x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, cu_seqlens)

@@ -19,6 +19,7 @@ from statescan.ops._shapes import pattern
 from statescan.ops._update import (
     check_rollback,
     check_rows,
+    check_writable,
     refuse_gradients,
     register_update,
     update_request,
@@ -55,7 +56,7 @@ def _patterns(headed: bool, with_tokens: bool, grouped: dict[str, bool]) -> dict
         )
     found |= {"D": pattern(channels), "z": x, "dt_bias": pattern(channels), "out": x}
     found["intermediate_states"] = pattern(f"batch kept_tokens {channels} dstate")
-    return found | {name: _ROWS for name in _INDEX_NAMES}
+    return found | dict.fromkeys(_INDEX_NAMES, _ROWS)
 
 
 _PATTERNS = {
@@ -86,6 +87,8 @@ def _check_values(args: Sequence[Any]) -> None:
     check_slots(_NAME, "state_batch_indices", indices, destinations, slots, pad_slot_id)
     kept_tokens = 0 if kept is None else kept.shape[1]
     check_accepted(_NAME, accepted, kept_tokens, (indices, destinations), pad_slot_id)
+    written = {"ssm_state": state, "intermediate_states": kept, "out": args[13]}
+    check_writable(_NAME, written)
 
 
 op = register_update(_NAME, _SCHEMA, request, _check_values)
@@ -165,8 +168,16 @@ def selective_state_update(
     References:
         ``selective_state_update`` of mamba-ssm.
     """
-    tensors = dict(ssm_state=ssm_state, x=x, dt=dt, A=A, B=B, C=C, D=D, z=z, dt_bias=dt_bias)
-    tensors.update(
+    tensors = dict(
+        ssm_state=ssm_state,
+        x=x,
+        dt=dt,
+        A=A,
+        B=B,
+        C=C,
+        D=D,
+        z=z,
+        dt_bias=dt_bias,
         out=out,
         state_batch_indices=state_batch_indices,
         dst_state_batch_indices=dst_state_batch_indices,

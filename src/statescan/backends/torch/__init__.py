@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The torch backend: every op in vectorised PyTorch, on any device, and what the others fall back to.
+"""The torch backend: every op in vectorised PyTorch, on any device; what others fall back to.
 
 Only the description of the backend is here; the ops are in the modules beside it.
 """

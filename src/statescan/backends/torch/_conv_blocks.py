@@ -5,7 +5,7 @@ What is done with a block's values is in ``causal_conv1d.py``, where sequences l
 ``_conv_plan.py``.
 
 A block is some rows, channels and a stretch of time. Cuts along time and rows depend on the
-shapes alone, never on the number of threads, because sums follow them.
+shapes alone, since sums follow them; channels are cut to suit the number of threads.
 """
 
 from __future__ import annotations
@@ -20,13 +20,17 @@ from statescan.backends.outputs import compute_dtype, is_channel_last
 from statescan.backends.torch._conv_plan import Places, Plan, make_plan
 from statescan.backends.torch._pointwise import keep_mask, select
 
-# Elements in a block: 512 KiB of float32 for a core's cache, and enough for a few threads; on
-# accelerators the number of launches counts instead.
+# Elements in a block, for each thread: 512 KiB of float32 for a core's cache. On accelerators the
+# number of launches counts instead.
 _CPU_BLOCK = 1 << 17
 _DEVICE_BLOCK = 1 << 24
 _TIME_CHANNEL_FIRST = 2048
 _TIME_CHANNEL_LAST = 256
-_MOST_ROWS = 4096
+# In the backward each stretch recomputes width - 1 tokens of its neighbour: at most an eighth more.
+_LEAST_WIDTHS = 8
+# Most tokens, and most rows, in one sum: torch shares longer ones between threads.
+_MOST_TOKENS = 1 << 14
+_MOST_ROWS = 1 << 12
 
 
 class Stretch(NamedTuple):
@@ -85,9 +89,7 @@ class Conv(NamedTuple):
         first, end = self.reach(where.low, where.high, self.step)
         return self.x[where.rows, channels, first:end].to(self.dtype), first
 
-    def preactivation(
-        self, where: Stretch, channels: slice, tokens: Tensor, first: int
-    ) -> Tensor:
+    def preactivation(self, where: Stretch, channels: slice, tokens: Tensor, first: int) -> Tensor:
         """bias + taps, of tokens that ``load`` gave. Undefined at padding."""
         low, high = where.low, where.high
         now, tap = tokens[..., low - first : high - first], self.taps[0][channels]
@@ -140,12 +142,11 @@ def _contributions(states: Tensor, weight: Tensor) -> Tensor:
 def cut_time(x: Tensor, width: int) -> Iterator[tuple[slice, int, int]]:
     """(rows, low, high) of every stretch of a (batch, dim, seqlen) tensor."""
     batch, dim, seqlen = x.shape
+    block = _CPU_BLOCK if x.device.type == "cpu" else _DEVICE_BLOCK
     time = _TIME_CHANNEL_LAST if is_channel_last(x) else _TIME_CHANNEL_FIRST
-    block = _CPU_BLOCK
-    if x.device.type != "cpu":
-        block, time = _DEVICE_BLOCK, max(time, _DEVICE_BLOCK // max(dim, 1))
-    # Each stretch recomputes width - 1 tokens of its neighbour in the backward.
-    time = min(max(time, 8 * width), max(seqlen, 1))
+    if x.device.type != "cpu" or dim * time < block:
+        time = min(block // max(dim, 1), _MOST_TOKENS)
+    time = min(max(time, _LEAST_WIDTHS * width, 1), max(seqlen, 1))
     rows = min(max(block // max(dim * time, 1), 1), _MOST_ROWS)
     for row in range(0, batch, rows):
         for low in range(0, seqlen, time):
@@ -155,7 +156,8 @@ def cut_time(x: Tensor, width: int) -> Iterator[tuple[slice, int, int]]:
 def cut_channels(x: Tensor, rows: slice, length: int) -> Iterator[slice]:
     """Channels of each block; no sum runs over channels, so this cut leaves no trace in results."""
     dim = x.shape[1]
-    block = _CPU_BLOCK if x.device.type == "cpu" else _DEVICE_BLOCK
+    on_cpu = x.device.type == "cpu"
+    block = _CPU_BLOCK * torch.get_num_threads() if on_cpu else _DEVICE_BLOCK
     group = max(block // max((rows.stop - rows.start) * length, 1), 1)
     for channel in range(0, dim, group):
         yield slice(channel, min(channel + group, dim))

@@ -72,6 +72,10 @@ def make_plan(
 ) -> Plan:
     """Plan for rows like ``x`` (batch, dim, seqlen)."""
     batch, _, seqlen = x.shape
+    if seq_idx is None and cu_seqlens is None:
+        row = torch.arange(batch, device=x.device)
+        rows = Runs(row, torch.zeros_like(row), torch.full_like(row, seqlen), row, row)
+        return Plan(None, False, *_state_places(rows, width - 1, reverse))
     found = plan_sequences(batch, seqlen, seq_idx, cu_seqlens)
     runs = _tabulate(found, x.device)
     positions = None

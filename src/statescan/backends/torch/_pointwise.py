@@ -4,21 +4,44 @@
 torch splits large tensors between threads wherever the count falls, and runs the ends of each
 part with scalar code; for ``silu``, ``sigmoid`` and ``softplus`` that code rounds differently from
 the vector code (torch 2.13, x86). ``exp`` and ``log1p`` have one code for both, and the operations
-of IEEE arithmetic are exact, so everything here is built from those. No packing, no layouts.
+of IEEE arithmetic are exact, so large tensors get functions built from those. No packing here.
 """
 
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from statescan.backends.torch import _step_size
+
 _BITS = {torch.float32: torch.int32, torch.float64: torch.int64}
+# torch gives up to 32768 elements to one thread: no cut, so its own functions are safe there.
+_ONE_THREAD = 1 << 14
+
+
+def upcast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """The tensor in the dtype of the arithmetic; complex stays complex."""
+    if tensor.dtype == dtype:
+        return tensor
+    return tensor.to(dtype.to_complex() if tensor.is_complex() else dtype)
 
 
 def silu_(values: Tensor) -> Tensor:
     """values / (1 + exp(-values)), in place."""
-    denominator = torch.neg(values).exp_().add_(1.0)
-    return values.div_(denominator)
+    if _is_safe(values):
+        return F.silu(values, inplace=True)
+    return values.div_(torch.neg(values).exp_().add_(1.0))
+
+
+def silu(values: Tensor) -> Tensor:
+    """values / (1 + exp(-values)), in new memory."""
+    return F.silu(values) if _is_safe(values) else silu_(values.clone())
+
+
+def softplus(values: Tensor) -> Tensor:
+    """log(1 + exp(values)), exact in both tails, in new memory."""
+    return F.softplus(values) if _is_safe(values) else _step_size.softplus(values)
 
 
 def silu_gradient_(values: Tensor, dout: Tensor) -> Tensor:
@@ -48,3 +71,7 @@ def select(values: Tensor, mask: Tensor) -> Tensor:
     """
     bits = _BITS[values.dtype]
     return torch.bitwise_and(values.view(bits), mask).view(values.dtype)
+
+
+def _is_safe(values: Tensor) -> bool:
+    return values.device.type != "cpu" or values.numel() <= _ONE_THREAD

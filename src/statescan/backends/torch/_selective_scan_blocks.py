@@ -16,12 +16,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# One step of a block stays below the 32768 elements from which torch hands work to its threads:
-# waking them costs as much as the step. A whole chunk is above it and is shared by them.
-_CPU_STEP = 32767
-# States of a chunk; three buffers of this size live at a time. Forward of 1 x 1536 x 512 x 16 on
-# one Zen 3 core with 16, 32, 64 steps a chunk (0.4e6, 0.8e6, 1.6e6 elements): see the docstring
-# of selective_scan.py.
+# Elements of one step. Up to 32768 torch keeps an operation on the calling thread: waking others
+# costs as much as the step itself. A whole chunk is above that and is shared by all threads.
+_CPU_STEP = 1 << 15
+# Elements of a chunk; two buffers of this size live at a time in the forward, three in the
+# backward. A quarter costs twice the time, half a third more, twice as much gains nothing
+# (1 x 1536 x 512 x 16 on two Zen 3 cores with 32 MiB of cache).
 _CPU_CHUNK = 1 << 20
 _DEVICE_STEP = 1 << 22
 _DEVICE_CHUNK = 1 << 24
@@ -69,27 +69,33 @@ def cut(x: Tensor, state: torch.dtype, dstate: int, most_steps: int, align: int)
         # Complex products round differently at the ends of the part that a thread gets, so no
         # chunk may be shared between threads.
         step, chunk = _CPU_STEP // 8, _CPU_STEP
-    one_row = max(1, dim * dstate)
-    row_count = max(1, step // one_row)
-    rows = [slice(i, min(i + row_count, batch)) for i in range(0, batch, row_count)]
-    width = dim
-    if one_row > step:
-        pieces = -(-dim * dstate // step)
-        width = -(-dim // pieces)
-        width = max(align, -(-width // align) * align)
-    channels = [slice(i, min(i + width, dim)) for i in range(0, dim, max(1, width))]
-    size = max(1, min(row_count, batch) * width * dstate)
-    steps = max(8, min(64, 1 << max(0, (chunk // size).bit_length() - 1)))
-    if size * most_steps <= chunk:
-        steps = most_steps
-    return Blocks(rows, channels, steps, seqlen)
+    row_count = max(1, min(step // max(1, dim * dstate), batch))
+    # A sum over the channels of one state is a single number, which torch adds up in parts, one a
+    # thread, from 32768 elements on: one channel less keeps the order fixed.
+    width = _even(dim, max(1, min(step // max(1, dstate), step - 1)))
+    width = max(align, (width + align - 1) // align * align)
+    size = max(1, row_count * min(width, dim) * dstate)
+    steps = most_steps
+    if size * most_steps > chunk:
+        steps = max(8, min(64, 1 << max(0, (chunk // size).bit_length() - 1)))
+    return Blocks(_slices(batch, _even(batch, row_count)), _slices(dim, width), steps, seqlen)
+
+
+def _even(total: int, most: int) -> int:
+    """Size of the parts when ``total`` is cut into as few parts of at most ``most`` as possible."""
+    count = max(1, (total + most - 1) // most)
+    return max(1, (total + count - 1) // count)
+
+
+def _slices(total: int, size: int) -> list[slice]:
+    return [slice(start, min(start + size, total)) for start in range(0, total, size)]
 
 
 def time_first(piece: Tensor, dtype: torch.dtype) -> Tensor:
     """A fresh dense copy of (rows, ..., steps) as (steps, rows, ...) in ``dtype``.
 
-    torch transposes a dense matrix at 0.7e9 to 1.2e9 elements a second on one core and a strided one
-    at 0.15e9, hence the copy before the copy (1536 x 64 out of 1536 x 2048, float32, Zen 3).
+    torch transposes a dense matrix at 0.7e9 to 1.2e9 elements a second on one core and a strided
+    one at 0.15e9, hence the copy before the copy (1536 x 64 of 1536 x 2048, float32, Zen 3).
     """
     if dtype.is_complex and not piece.is_complex():
         piece = piece.to(dtype)

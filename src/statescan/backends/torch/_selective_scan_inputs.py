@@ -15,7 +15,7 @@ from torch import Tensor
 
 from statescan.backends.outputs import scan_chunk_size, scan_state_dtype
 from statescan.backends.torch._selective_scan_blocks import Blocks, cut
-from statescan.backends.torch._selective_scan_steps import rate
+from statescan.backends.torch._selective_scan_steps import decay_rate
 from statescan.backends.torch._selective_scan_weights import Weights
 from statescan.backends.torch._step_size import softplus
 from statescan.backends.torch.sequences import SequencePlan, plan_sequences
@@ -96,7 +96,7 @@ class Scan:
 
 
 class Memory:
-    """Working memory of blocks, taken once a call: fresh pages for each chunk cost more than its arithmetic."""
+    """Working memory of blocks, taken once a call: fresh pages cost more than the arithmetic."""
 
     def __init__(self, scan: Scan, count: int) -> None:
         rows, channels = scan.blocks.largest
@@ -105,7 +105,7 @@ class Memory:
         self._parts = [scan.A.new_empty(size) for _ in range(count)]
 
     def view(self, number: int, tile: Tile, extra: int = 0) -> Tensor:
-        """Part ``number`` as dense (steps + extra, rows, dstate, channels), of undefined content."""
+        """Part ``number`` as dense (steps + extra, rows, dstate, channels); undefined content."""
         rows, channels, start, stop = tile
         shape = (
             stop - start + extra,
@@ -139,7 +139,7 @@ def prepare(
     return Scan(
         compute=compute,
         A=A.t().to(state).contiguous(),
-        rate=rate(A, state),
+        rate=decay_rate(A, state),
         B=weights[0],
         C=weights[1],
         D=None if D is None else D.to(compute)[:, None],

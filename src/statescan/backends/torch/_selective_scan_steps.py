@@ -14,8 +14,8 @@ from torch import Tensor
 
 from statescan.backends.torch.sequences import Boundary
 
-# The vector code of exp2 and the scalar code for what is left over round differently, so each thread's
-# part must be whole vectors whatever their number: of 65536 elements torch gives two threads half.
+# The vector code of exp2 and the scalar code for what is left over round differently, so each
+# thread's part must be whole vectors: of 65536 elements torch gives half to each of two threads.
 _SHARED = 1 << 16
 
 
@@ -39,9 +39,9 @@ class Ends(NamedTuple):
             self.leaving[states] = 0 if self.entering is None else self.entering[states]
 
 
-def fill_decay(dt: Tensor, A: Tensor, out: Tensor) -> None:
-    """out = exp(dt A) for (steps, rows, dim) dt and (dstate, dim) A as ``rate`` made it."""
-    torch.mul(dt[:, :, None], A, out=out)
+def fill_decay(dt: Tensor, rate: Tensor, out: Tensor) -> None:
+    """out = exp(dt A) for (steps, rows, dim) dt and (dstate, dim) ``decay_rate(A)``."""
+    torch.mul(dt[:, :, None], rate, out=out)
     if out.is_complex():
         out.exp_()
     elif out.device.type != "cpu":
@@ -53,11 +53,11 @@ def fill_decay(dt: Tensor, A: Tensor, out: Tensor) -> None:
                 piece.exp2_()
 
 
-def rate(A: Tensor, state: torch.dtype) -> Tensor:
+def decay_rate(A: Tensor, state: torch.dtype) -> Tensor:
     """(dim, dstate) A as (dstate, dim) in the dtype of the states, real A for powers of two.
 
-    On CPUs torch's ``exp2`` is twice as fast as its ``exp`` (1.2e9 against 0.65e9 a second on one Zen 3
-    core, float32), and stays near that where the result underflows; ``exp`` is 13 times slower there.
+    On CPUs torch's ``exp2`` is up to twice as fast as its ``exp`` (1.2e9 against 0.65e9 a second on
+    one Zen 3 core, float32); where the result underflows, ten times.
     """
     if not A.is_complex():
         A = A.to(torch.float64 if A.device.type == "cpu" else state) * log2(e)

@@ -18,7 +18,7 @@ from torch import Tensor
 from statescan.backends.torch._selective_scan_blocks import fold, time_first, time_last
 from statescan.backends.torch.sequences import SequencePlan
 
-# Groups of fewer channels are handled channel by channel: a product for each would mostly be overhead.
+# Smaller groups are handled channel by channel: a product for each would mostly be overhead.
 _SMALL_GROUP = 32
 
 
@@ -54,9 +54,7 @@ class Weights:
         return LoadedWeights(values.repeat_interleave(self.group_size, dim=3), None)
 
     def new_gradient(self, rows: int, steps: int) -> Tensor:
-        """Zeros to collect a chunk's gradient in: (dstate, dim) or (steps, rows, dstate, ngroups)."""
-        if self.constant is not None:
-            return torch.zeros_like(self.constant)
+        """Zeros to collect a chunk's gradient in, (steps, rows, dstate, ngroups)."""
         shape = (steps, rows, self.tensor.shape[1], self.tensor.shape[2])
         return self.tensor.new_zeros(shape, dtype=self.dtype).transpose(2, 3)
 
@@ -76,7 +74,13 @@ class Weights:
                 gradient[..., group] += product[..., span].sum(3)
 
     def store_gradient(
-        self, target: Tensor, gradient: Tensor, plan: SequencePlan, rows: slice, start: int, stop: int
+        self,
+        target: Tensor,
+        gradient: Tensor,
+        plan: SequencePlan,
+        rows: slice,
+        start: int,
+        stop: int,
     ) -> None:
         """Write the gradient of a chunk of per-token weights to its place in ``target``."""
         tokens = target[rows]
@@ -84,7 +88,7 @@ class Weights:
 
 
 class LoadedWeights:
-    """B or C of one chunk: (steps, rows, dstate, dim) or, by groups, (steps, rows, dstate, ngroups)."""
+    """B or C of one chunk: (steps, rows, dstate, dim) or, by groups, (.., dstate, ngroups)."""
 
     def __init__(self, values: Tensor, group_size: int | None) -> None:
         self.values = values

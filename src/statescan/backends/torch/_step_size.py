@@ -2,8 +2,8 @@
 """The step size of a state space model: dt + bias through softplus, its slope, and the gate.
 
 Pointwise functions of activations only. They are built from operations whose bits do not depend
-on where torch cuts a tensor between its threads (``exp`` and ``log1p`` have one code for the ends of
-a part and its middle; ``softplus``, ``sigmoid``, ``silu`` and ``exp2`` have two).
+on where torch cuts a tensor between its threads (``exp`` and ``log1p`` have one code for the ends
+of a part and its middle; ``softplus``, ``sigmoid``, ``silu`` and ``exp2`` have two).
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ _NUM_TENSORS, _NUM_OPTIONS = len(Inputs._fields), len(Options._fields)
 
 
 def mamba_inner_fwd(*args: Any) -> tuple[Tensor, ...]:
-    """out, conv_final_states, final_states, x_dbl, chunk_states, gated of ``statescan.mamba_inner``.
+    """out, conv_final_states, final_states, x_dbl, chunk_states and gated.
 
     Args:
         args: The tensors of ``Inputs``, the options of ``Options``, save_states.

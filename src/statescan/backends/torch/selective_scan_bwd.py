@@ -26,7 +26,13 @@ from torch import Tensor
 from statescan.backends.outputs import compute_dtype, empty_gradients
 from statescan.backends.torch._selective_scan_blocks import fold, time_first, time_last
 from statescan.backends.torch._selective_scan_inputs import Memory, Scan, Tile, prepare
-from statescan.backends.torch._selective_scan_steps import Ends, cross_back, fill_decay, walk, walk_back
+from statescan.backends.torch._selective_scan_steps import (
+    Ends,
+    cross_back,
+    fill_decay,
+    walk,
+    walk_back,
+)
 from statescan.backends.torch._selective_scan_weights import LoadedWeights
 from statescan.backends.torch._step_size import logistic, softplus_slope
 from statescan.backends.torch.sequences import Boundary
@@ -54,10 +60,8 @@ def selective_scan_bwd(
     compute = compute_dtype(x, dt, A, B, C, D, z, dt_bias, initial_states)
     gradients = empty_gradients(x, dt, A, B, C, D, z, dt_bias, initial_states)
     scan = prepare(x, dt, A, B, C, D, dt_bias, seq_idx, cu_seqlens, dt_softplus, reverse, compute)
-    initial, dinitial = (
-        None if initial_states is None else tensor.transpose(1, 2)
-        for tensor in (initial_states, gradients[8])
-    )
+    initial = None if initial_states is None else initial_states.transpose(1, 2)
+    dinitial = None if initial_states is None else gradients[8].transpose(1, 2)
     backward = _Backward(
         scan=scan,
         dout=dout,
@@ -82,7 +86,7 @@ def selective_scan_bwd(
 
 
 class _Sums:
-    """Gradients that are sums over all tokens, in the layout of blocks and the arithmetic's dtype."""
+    """Gradients that are sums over all tokens, laid out as in blocks."""
 
     def __init__(self, scan: Scan) -> None:
         self.dA = torch.zeros_like(scan.A)
@@ -258,9 +262,7 @@ class _Backward:
         A = LoadedWeights(scan.A[None, None], None).adjoint()
         self._store(tile, block, dy, dinput, A.read(p, channels, scratch))
 
-    def _store(
-        self, tile: Tile, block: _Block, dy: Tensor, dinput: Tensor, dstep: Tensor
-    ) -> None:
+    def _store(self, tile: Tile, block: _Block, dy: Tensor, dinput: Tensor, dstep: Tensor) -> None:
         """dx and ddt of a tile, and its part of dD and ddt_bias.
 
         Args:

@@ -10,6 +10,7 @@ chunk by chunk in processing order, so ``reverse`` never copies a whole tensor.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
@@ -44,7 +45,8 @@ class SequencePlan:
     """The sequences of a call over (batch, ..., seqlen) tensors.
 
     Attributes:
-        runs: Every token is in exactly one, padding included.
+        runs: Every token is in exactly one, padding included; sorted by row. Either there is just
+            one, or each has one row.
         untouched: States of sequences without tokens: final is initial.
         reverse: Process each sequence from its last token to its first.
         source: (batch, seqlen) token that is processed at each step, for packed reverse only.
@@ -61,7 +63,7 @@ class SequencePlan:
     def boundaries(self, rows: slice) -> dict[int, Boundary]:
         """What happens between steps, for a block of rows, by the step that comes after."""
         found: dict[int, Boundary] = {}
-        for run in self.runs:
+        for run in self._runs_of(rows):
             low, high = max(run.rows.start, rows.start), min(run.rows.stop, rows.stop)
             if low >= high or run.start == run.end:
                 continue
@@ -73,6 +75,14 @@ class SequencePlan:
             if run.final is not None:
                 end.ends.append((here, _within(run.final, run, low, high)))
         return found
+
+    def _runs_of(self, rows: slice) -> list[Run]:
+        """The runs that can meet a block of rows."""
+        if len(self.runs) < 2:
+            return self.runs
+        first = bisect_left(self.runs, rows.start, key=lambda run: run.rows.start)
+        last = bisect_left(self.runs, rows.stop, key=lambda run: run.rows.start)
+        return self.runs[first:last]
 
     def take(self, tensor: Tensor, rows: slice, start: int, stop: int) -> Tensor:
         """Steps ``start`` to ``stop`` of ``tensor``, which holds just ``rows``: (rows, ..., steps).
@@ -174,6 +184,7 @@ def _plan_ids(seq_idx: Tensor, reverse: bool) -> SequencePlan:
             runs.append(Run(here, start, end, initial, final))
     untouched = [slice(row, row + 1) for row, spans in enumerate(real) if not spans]
     padding = seq_idx < 0 if padded else None
+    runs.sort(key=lambda run: run.rows.start)
     source = _flipped(rows, starts, first) if reverse else None
     return SequencePlan(seqlen, runs, untouched, reverse, source, padding)
 
