@@ -80,19 +80,19 @@ def backward(function: Callable[..., Tensor], inputs: Inputs) -> tuple[Tensor, .
     return torch.autograd.grad(function(**inputs).sum(), list(inputs.values()))
 
 
-def timed(run: Callable[[], object], repeats: int) -> list[float]:
-    """Milliseconds of each repetition, after one more when there are several.
+def timed(repeats: int, *runs: Callable[[], object]) -> list[list[float]]:
+    """Milliseconds of each repetition of each run, turn by turn, after one turn more.
 
     With one thread it is the time of the processor, which other load disturbs less.
     """
     clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
-    if repeats > 1:
-        run()
-    times = []
-    for _ in range(repeats):
-        start = clock()
-        run()
-        times.append(1e3 * (clock() - start))
+    times: list[list[float]] = [[] for _ in runs]
+    for turn in range(repeats + 1 if repeats > 1 else 1):
+        for run, found in zip(runs, times, strict=True):
+            start = clock()
+            run()
+            if turn > 0 or repeats == 1:
+                found.append(1e3 * (clock() - start))
     return times
 
 
@@ -114,16 +114,15 @@ def compare(shape: tuple[int, int, int, int], repeats: int, naive_backward: bool
         error = difference(backend(**inputs), naive(**inputs))
         if not error < 1e-5:
             raise SystemExit(f"outputs differ by {error:.1e}: nothing was timed")
-        ours = timed(lambda: backend(**inputs), repeats)
-        theirs = timed(lambda: naive(**inputs), repeats)
+        ours, theirs = timed(repeats, partial(backend, **inputs), partial(naive, **inputs))
     _report_pair("forward", shape, ours, theirs, error)
     leaves = make_inputs(*shape, grad=True)
-    ours = timed(lambda: backward(backend, leaves), repeats)
+    (ours,) = timed(repeats, partial(backward, backend, leaves))
     error = float("nan")
     theirs = [float("nan")]
     if naive_backward:
         gradients: list[tuple[Tensor, ...]] = []
-        theirs = timed(lambda: gradients.append(backward(naive, leaves)), 1)
+        (theirs,) = timed(1, lambda: gradients.append(backward(naive, leaves)))
         found = backward(backend, leaves)
         error = max(difference(*pair) for pair in zip(found, gradients[0], strict=True))
     _report_pair("forward+backward", shape, ours, theirs, error)
@@ -175,8 +174,8 @@ def scaling(dim: int, dstate: int) -> None:
         leaves = make_inputs(1, dim, seqlen, dstate, grad=True)
         repeats = max(1, 16384 // seqlen)
         with torch.no_grad():
-            forward_ms = min(timed(partial(backend, **leaves), repeats))
-        both_ms = min(timed(partial(backward, backend, leaves), repeats))
+            forward_ms = min(timed(repeats, partial(backend, **leaves))[0])
+        both_ms = min(timed(repeats, partial(backward, backend, leaves))[0])
         per_state = 1e6 / (dim * seqlen * dstate)
         report(
             shape=(1, dim, seqlen, dstate),

@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """statescan: Mamba's kernels and models, bound to no torch, no Python and no CUDA runtime.
 
-Names are loaded at first use, so that ``import statescan`` alone loads no torch. If torch is
-already imported, the ops are registered with it at once.
+Names are loaded at first use, so that ``import statescan`` alone loads no torch. The ops are
+registered with torch at once if it is loaded, else as soon as it is.
 """
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from statescan._after_import import after_import
 
 __version__ = "0.1.0"
 
@@ -65,5 +66,6 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-if "torch" in sys.modules:
-    import_module("statescan.ops")
+# Now if torch is loaded, else right after it: torch.export.load looks ops up by name and has no
+# other way to find them, and sorted imports put statescan before torch.
+after_import("torch", lambda: import_module("statescan.ops"))

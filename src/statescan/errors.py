@@ -2,14 +2,14 @@
 """Every exception that statescan raises, and nothing that raises them.
 
     StatescanError
-    ├── ArgumentError            (ValueError)    an option has a value that is not one of the allowed
+    ├── ArgumentError            (ValueError)    a value that is not one of the allowed
     │   ├── ShapeError                           a tensor has the wrong rank or size
     │   └── DeviceError                          tensors lie on different devices
     ├── DtypeError               (TypeError)     an argument has the wrong type or dtype
-    ├── SlotIndexError           (IndexError)    a state index points outside the state pool, or twice at one slot
+    ├── SlotIndexError           (IndexError)    a slot outside the pool, or written twice
     ├── BackendUnavailableError  (RuntimeError)  the backend asked for cannot run this call
-    ├── GradientError            (RuntimeError)  a kind of differentiation that the op does not offer
-    ├── CheckpointError          (RuntimeError)  a checkpoint is missing, damaged or of another layout
+    ├── GradientError            (RuntimeError)  a derivative that the op does not offer
+    ├── CheckpointError          (RuntimeError)  a checkpoint is missing, damaged or of another kind
     └── MissingExtraError        (ImportError)   a library of an optional extra is not installed
 
 A message has three parts: what was given, what is needed, what to do next.

@@ -28,7 +28,8 @@ VARIABLES = (
     Variable(
         "STATESCAN_CACHE_DIR",
         "a folder",
-        "Where statescan may keep files between runs. Default: the user's cache folder.",
+        "Where statescan may keep files between runs (this version keeps none). "
+        "Default: the user's cache folder.",
     ),
     Variable(
         "STATESCAN_REQUIRE_NATIVE",
@@ -62,3 +63,8 @@ def cache_dir() -> Path:
 def pure() -> bool:
     """True when STATESCAN_PURE asks to leave the native library alone."""
     return os.environ.get("STATESCAN_PURE", "").strip().lower() not in _FALSE
+
+
+def no_color() -> bool:
+    """True when NO_COLOR (https://no-color.org) or a dumb terminal asks for plain text."""
+    return "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"

@@ -168,7 +168,7 @@ def test_padding_rows_leave_their_intermediate_states():
     assert kept.isnan().flatten(1).all(1).tolist() == [False, True, False]
 
 
-def test_blocks_of_rows_do_not_change_bits(monkeypatch):
+def test_blocks_of_rows_leave_no_trace_in_states(monkeypatch):
     inputs = state_inputs(batch=33, dim=300, dstate=16)
     fresh = copies(inputs)
     expected = ops.selective_state_update(**fresh, backend="torch")

@@ -39,7 +39,8 @@ class Page:
 
 
 def all_pages() -> list[Page]:
-    paths = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("changelog.d/*.md")]
+    patterns = ("*.md", "docs/**/*.md", "changelog.d/*.md", "benchmarks/*.md")
+    paths = [path for pattern in patterns for path in ROOT.glob(pattern)]
     return [Page(path, path.read_text(encoding="utf-8")) for path in sorted(paths)]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of shipped cases for the tests of torch's machinery: compile, export, transforms, processes.
+"""Calls of shipped cases for the tests of torch's machinery: compile, export, transforms.
 
 Whether results are right is judged against another way of making the same call, not here.
 """
@@ -16,10 +16,11 @@ from unittest.mock import patch
 
 import torch
 from helpers.differential import leaves_of, tensors_of
+from torch.utils._python_dispatch import TorchDispatchMode
+
 from statescan import ops, reference
 from statescan.backends.base import Backend
 from statescan.testing import cases, inputs
-from torch.utils._python_dispatch import TorchDispatchMode
 
 SEQUENCE_OPS = ("selective_scan", "causal_conv1d", "mamba_inner")
 UPDATES = ("selective_state_update", "causal_conv1d_update")
@@ -32,8 +33,15 @@ REPRESENTATIVE = {
 }
 """A handful of cases that together use every argument, for what is too slow for all of them."""
 
-# torch's own modules warn about torch.jit.script when they are loaded late.
-TORCH_WARNINGS = "ignore:.*torch.jit.script:DeprecationWarning"
+TORCH_WARNINGS = (
+    "ignore:.*torch.jit.script:DeprecationWarning",
+    "ignore:.*LeafSpec:FutureWarning",
+    "ignore:.torch.cpu.amp.autocast:FutureWarning",
+    "ignore:Please use .torch.vmap. instead:FutureWarning",
+    # Dynamo looks at .grad of the results that a graph begins with.
+    "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning",
+)
+"""What torch warns about in its own code."""
 
 Results = dict[str, torch.Tensor]
 
@@ -104,8 +112,12 @@ def assert_equal(results: Results, expected: Results) -> None:
     for name, result in results.items():
         other = expected[name]
         torch.testing.assert_close(
-            *(result, other), rtol=0, atol=0, equal_nan=True, msg=lambda text, name=name: f"{name}: {text}"
-        )  # fmt: skip
+            *(result, other),
+            rtol=0,
+            atol=0,
+            equal_nan=True,
+            msg=lambda text, name=name: f"{name}: {text}",
+        )
         if result.numel() > 0:
             assert result.stride() == other.stride(), name
 

@@ -9,7 +9,18 @@ from __future__ import annotations
 import pytest
 import torch
 from helpers.differential import leaves_of
-from helpers.integration import SEQUENCE_OPS, TORCH_WARNINGS, assert_equal, make, plain, public, representative, run, weigh  # fmt: skip
+from helpers.integration import (
+    SEQUENCE_OPS,
+    TORCH_WARNINGS,
+    assert_equal,
+    make,
+    plain,
+    public,
+    representative,
+    run,
+    weigh,
+)
+
 from statescan.dispatch import all_backends
 from statescan.testing import OPS
 
@@ -36,7 +47,9 @@ def test_backward_outside_of_the_context(op):
         loss = weigh(public(op)(**{**kwargs, **leaves}))
     loss.backward()
     expected = run(op, public(op), kwargs)
-    assert_equal({f"d{n}": t.grad for n, t in leaves.items()}, {f"d{n}": expected[f"d{n}"] for n in leaves})  # fmt: skip
+    assert_equal(
+        {f"d{n}": t.grad for n, t in leaves.items()}, {f"d{n}": expected[f"d{n}"] for n in leaves}
+    )
 
 
 def test_double_backward_is_not_cast_either():
@@ -56,7 +69,7 @@ def test_double_backward_is_not_cast_either():
         torch.testing.assert_close(gradient, other, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.filterwarnings(TORCH_WARNINGS)
+@pytest.mark.filterwarnings(*TORCH_WARNINGS)
 @pytest.mark.parametrize("op", OPS)
 def test_compiled_code_is_not_cast_either(op):
     kwargs = make(op, "bare")

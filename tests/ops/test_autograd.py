@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ordinary autograd around the ops: orders of differentiation, what is saved, which inputs need grad.
+"""Ordinary autograd around the ops: orders of differentiation, saved tensors, single inputs.
 
 Values of first-order gradients are compared in test_cases.py; torch.func is in test_vmap.py.
 """
@@ -11,10 +11,8 @@ import itertools
 import weakref
 
 import pytest
-import statescan
 import torch
 from helpers.differential import leaves_of
-from helpers.op_inputs import inner_inputs, scan_inputs, conv_inputs
 from helpers.integration import (
     SEQUENCE_OPS,
     TORCH_WARNINGS,
@@ -28,10 +26,15 @@ from helpers.integration import (
     run_sequence,
     weigh,
 )
-from statescan import ops
-from statescan.errors import GradientError
+from helpers.op_inputs import conv_inputs, inner_inputs, scan_inputs
 from torch.autograd import forward_ad, functional
 from torch.utils.checkpoint import checkpoint
+
+import statescan
+from statescan import ops
+from statescan.errors import GradientError
+
+pytestmark = pytest.mark.filterwarnings(*TORCH_WARNINGS)
 
 SMALL = {
     "selective_scan": scan_inputs(2, 2, 3, 2, ngroups=2, dtype=torch.float64),
@@ -47,9 +50,9 @@ SMALL = {
 
 def positional(op, kwargs):
     """The op as a function of its float inputs only, and these inputs as leaves."""
-    leaves = leaves_of(kwargs)
+    leaves, implementation = leaves_of(kwargs), public(op)
 
-    def call(*tensors, function=public(op)):
+    def call(*tensors, function=implementation):
         return as_tuple(function(**{**kwargs, **dict(zip(leaves, tensors, strict=True))}))
 
     return call, tuple(leaves.values())
@@ -145,7 +148,6 @@ def test_hessian_by_reverse_over_reverse():
 class TestForwardModeRaises:
     """Each way into forward mode raises instead of dropping tangents (contracts.md)."""
 
-    pytestmark = pytest.mark.filterwarnings(TORCH_WARNINGS)
     match = "carries a forward-mode tangent"
 
     @pytest.mark.parametrize("op", SEQUENCE_OPS)
@@ -452,7 +454,6 @@ def test_decode_step_refuses_each_input_that_requires_grad(op, name):
             assert not getattr(ops, op)(**grown).requires_grad
 
 
-@pytest.mark.filterwarnings(TORCH_WARNINGS)
 @pytest.mark.parametrize("op", sorted(UPDATES))
 def test_decode_step_refuses_tangents(op):
     kwargs = make(op, "bare")

@@ -10,6 +10,7 @@ import inspect
 
 import pytest
 import torch
+
 from statescan import ops
 from statescan.dispatch import all_backends
 from statescan.errors import BackendUnavailableError

@@ -58,7 +58,7 @@ def test_state_carries_over(backend, width, cuts):
 
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("packing", PACKINGS)
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("width", [1, 2, 4, 9])
 def test_packed_sequences_are_each_alone(backend, width, packing, reverse):
     """Outputs, states and the gradients of all inputs, with NaN wherever there is padding."""
     rows, states = len(packing.rows), packing.num_states

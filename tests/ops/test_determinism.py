@@ -10,8 +10,9 @@ import hashlib
 
 import pytest
 import torch
-from helpers.op_inputs import conv_inputs, inner_inputs, scan_inputs, state_inputs, taps_inputs
 from helpers.integration import TORCH_WARNINGS, child, public, run
+from helpers.op_inputs import conv_inputs, inner_inputs, scan_inputs, state_inputs, taps_inputs
+
 from statescan.dispatch import all_backends
 
 BACKENDS = [b.name for b in all_backends() if b.availability().ok]
@@ -77,12 +78,12 @@ def test_equal_bits_in_a_new_process(threads):
     assert found.split() == expected
 
 
-@pytest.mark.filterwarnings(TORCH_WARNINGS)
+@pytest.mark.filterwarnings(*TORCH_WARNINGS)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("op", CALLS)
 def test_deterministic_algorithms_may_be_demanded(op, backend):
     """The switch raises nothing and changes nothing; it also fills fresh memory with NaN."""
-    small = {name: value for name, value in CALLS[op](torch.float32).items()}
+    small = CALLS[op](torch.float32)
     expected = run(op, public(op), {**small, "backend": backend})
     torch.use_deterministic_algorithms(True)
     try:

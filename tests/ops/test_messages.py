@@ -11,12 +11,20 @@ import inspect
 import pytest
 import torch
 from helpers.differential import tensors_of
-from helpers.op_inputs import conv_inputs, inner_inputs, scan_inputs, state_inputs, taps_inputs
 from helpers.integration import TORCH_WARNINGS, public
-from statescan import errors
-from statescan.errors import ArgumentError, DeviceError, DtypeError, ShapeError, SlotIndexError, StatescanError  # fmt: skip
+from helpers.op_inputs import conv_inputs, inner_inputs, scan_inputs, state_inputs, taps_inputs
 
-pytestmark = pytest.mark.filterwarnings(TORCH_WARNINGS)
+from statescan import errors
+from statescan.errors import (
+    ArgumentError,
+    DeviceError,
+    DtypeError,
+    ShapeError,
+    SlotIndexError,
+    StatescanError,
+)
+
+pytestmark = pytest.mark.filterwarnings(*TORCH_WARNINGS)
 
 SEQ_IDX = torch.tensor([[0, 0, 0, 1, 1, 1, 1, -1, -1], [0, 1, 1, 1, 2, 2, 2, 2, 2]])
 ROWS = torch.tensor([2, 0, 4])
@@ -31,11 +39,18 @@ def rich():
     """Calls that together give every tensor argument: (op, arguments)."""
     scan = scan_inputs(ngroups=2)
     yield "selective_scan", scan | {"seq_idx": SEQ_IDX}
-    yield "selective_scan", scan_inputs(1, constant="BC", num_states=2) | {"cu_seqlens": torch.tensor([0, 4, 9])}  # fmt: skip
+    yield (
+        "selective_scan",
+        scan_inputs(1, constant="BC", num_states=2) | {"cu_seqlens": torch.tensor([0, 4, 9])},
+    )
     yield "causal_conv1d", conv_inputs() | {"seq_idx": SEQ_IDX}
     yield "causal_conv1d", conv_inputs(1, num_states=2) | {"cu_seqlens": torch.tensor([0, 4, 9])}
     yield "mamba_inner", inner_inputs(seqlen=9, options=INNER) | {"seq_idx": SEQ_IDX}
-    yield "mamba_inner", inner_inputs(1, seqlen=9, num_states=2, constant="BC") | {"cu_seqlens": torch.tensor([0, 4, 9])}  # fmt: skip
+    yield (
+        "mamba_inner",
+        inner_inputs(1, seqlen=9, num_states=2, constant="BC")
+        | {"cu_seqlens": torch.tensor([0, 4, 9])},
+    )
     state = state_inputs(slots=6, ntokens=2, ngroups=2, kept=2)
     yield "selective_state_update", state | {
         "state_batch_indices": ROWS, "dst_state_batch_indices": ROWS + 1,
@@ -45,7 +60,8 @@ def rich():
     yield "selective_state_update", headed
     taps = taps_inputs(slots=6, ntokens=2, kept=2)
     yield "causal_conv1d_update", taps | {
-        "conv_state_indices": ROWS, "dst_conv_state_indices": ROWS + 1, "cache_seqlens": torch.tensor([0, 3, 9]),
+        "conv_state_indices": ROWS, "dst_conv_state_indices": ROWS + 1,
+        "cache_seqlens": torch.tensor([0, 3, 9]),
         "num_accepted_tokens": torch.tensor([0, 1, 2]), "out": torch.zeros(3, 4, 2),
     }  # fmt: skip
 
@@ -64,7 +80,11 @@ def may_be_none(op, name):
 
 def refused(op, kwargs, kind):
     """The message of a call that must raise, before it has written anything."""
-    before = {name: tensor.clone() for name, tensor in tensors_of(kwargs).items() if tensor.device.type == "cpu"}  # fmt: skip
+    before = {
+        name: tensor.clone()
+        for name, tensor in tensors_of(kwargs).items()
+        if tensor.device.type == "cpu"
+    }
     with pytest.raises(kind) as caught:
         public(op)(**kwargs)
     for name, tensor in before.items():
@@ -115,7 +135,7 @@ def test_wrong_rank(op, kwargs, name, change):
     wrong = {"two axes more": tensor[None, None], "an axis less": tensor.select(-1, 0),
              "scalar": tensor.reshape(-1)[0]}[change]  # fmt: skip
     if name in ("B", "C") and change == "an axis less":
-        # One axis less is right where there are groups; their number then is taken for another size.
+        # One axis less is right where there are groups.
         wrong = wrong.select(-1, 0)
     text = refused(op, {**kwargs, name: wrong}, ShapeError)
     if name not in ("x", "ssm_state"):
@@ -131,12 +151,14 @@ FREE = (
 
 @pytest.mark.parametrize(("op", "kwargs", "name"), ARGUMENTS)
 def test_every_axis_has_a_wrong_size(op, kwargs, name):
-    """One number too many on each axis: named with its shape, here or at a partner it disagrees with."""
+    """One number too many on each axis: this argument is named, or one it disagrees with."""
     tensor = kwargs[name]
     for axis in range(tensor.dim()):
         row = tensor.select(axis, 0).unsqueeze(axis)
         wrong = torch.cat([tensor, row], axis)
-        if (name, axis) in FREE or (name == "out_proj_weight" and kwargs.get("out_proj_bias") is None):
+        if (name, axis) in FREE or (
+            name == "out_proj_weight" and kwargs.get("out_proj_bias") is None
+        ):
             continue
         text = refused(op, {**kwargs, name: wrong}, (ShapeError, ArgumentError))
         assert "argument '" in text or "arguments '" in text
@@ -146,7 +168,11 @@ def test_every_axis_has_a_wrong_size(op, kwargs, name):
 def test_wrong_dtype(op, kwargs, name):
     tensor = kwargs[name]
     floating = tensor.is_floating_point()
-    wrongs = [torch.int64, torch.bool, torch.complex64] if floating else [torch.float32, torch.int16, torch.bool]  # fmt: skip
+    wrongs = (
+        [torch.int64, torch.bool, torch.complex64]
+        if floating
+        else [torch.float32, torch.int16, torch.bool]
+    )
     for dtype in wrongs:
         if dtype.is_complex and name in ("A", "ssm_state"):
             continue
@@ -268,7 +294,8 @@ EXACT = [
         "Use a slot inside the pool, or a negative one for a padding row.",
     ),
     (
-        "selective_state_update", {"dst_state_batch_indices": torch.tensor([2, 0, 2])}, SlotIndexError,
+        "selective_state_update", {"dst_state_batch_indices": ROWS - ROWS + 2},
+        SlotIndexError,
         "selective_state_update: argument 'dst_state_batch_indices' names slot 2 twice.\n"
         "Each row must write a slot of its own: the result would depend on the order.\n"
         "Give every row its own destination slot, or run the rows in separate calls.",
@@ -281,7 +308,8 @@ EXACT = [
     ),
     (
         "selective_state_update", {"intermediate_states": None}, ArgumentError,
-        "selective_state_update: argument 'num_accepted_tokens' is given without 'intermediate_states'.\n"
+        "selective_state_update: argument 'num_accepted_tokens' is given "
+        "without 'intermediate_states'.\n"
         "It picks the starting state from what the previous call wrote there.\n"
         "Pass the same intermediate_states tensor in every speculative call.",
     ),
@@ -294,12 +322,14 @@ EXACT = [
     (
         "causal_conv1d_update", {"conv_state": torch.ones(6, 4, 2)}, ShapeError,
         "causal_conv1d_update: argument 'intermediate_states' has shape (3, 2, 4, 3).\n"
-        "It must be (batch=3, kept_tokens, dim=4, state_len=2); the sizes come from 'conv_state', 'x'.\n"
+        "It must be (batch=3, kept_tokens, dim=4, state_len=2); "
+        "the sizes come from 'conv_state', 'x'.\n"
         "Check the order of its axes and that 'intermediate_states' belongs to this call.",
     ),
     (
         "causal_conv1d_update",
-        {"conv_state": torch.ones(6, 4, 2), "intermediate_states": None, "num_accepted_tokens": None}, ShapeError,
+        {"conv_state": torch.ones(6, 4, 2), "intermediate_states": None, "num_accepted_tokens": None},
+        ShapeError,
         "causal_conv1d_update: argument 'conv_state' has state_len 2 for width 4.\n"
         "It must keep at least width - 1 = 3 tokens.\n"
         "Allocate it as (slots, dim, 3) or longer.",
@@ -327,13 +357,18 @@ def test_exact_text(op, change, kind, text):
 @pytest.mark.parametrize(
     ("bounds", "shown"),
     [
-        ([1, 9], "[1, 9]"), ([0, 8], "[0, 8]"), ([0, 10], "[0, 10]"), ([0, 5, 4, 9], "[0, 5, 4, 9]"),
+        ([1, 9], "[1, 9]"), ([0, 8], "[0, 8]"), ([0, 10], "[0, 10]"),
+        ([0, 5, 4, 9], "[0, 5, 4, 9]"),
         ([0], "[0]"), ([0, *range(2, 10), 8], "[0, 2, ..., 8]"),
     ],
 )  # fmt: skip
 def test_bounds_of_packed_sequences(op, bounds, shown):
     x = "xz" if op == "mamba_inner" else "x"
-    makers = {"selective_scan": scan_inputs, "causal_conv1d": conv_inputs, "mamba_inner": inner_inputs}  # fmt: skip
+    makers = {
+        "selective_scan": scan_inputs,
+        "causal_conv1d": conv_inputs,
+        "mamba_inner": inner_inputs,
+    }
     options = {"selective_scan": "D", "causal_conv1d": "bias", "mamba_inner": "conv_bias"}[op]
     kwargs = makers[op](1, seqlen=9, options=options)
     kwargs["cu_seqlens"] = torch.tensor(bounds, dtype=torch.int32)
@@ -375,7 +410,7 @@ def test_unknown_backend(backend):
         with pytest.raises(ArgumentError) as caught:
             public(op)(**kwargs, backend=backend)
         assert str(caught.value) == (
-            f"backend {backend!r} is not known.\n"
+            f"backend {backend!r}, asked for by the argument backend=, is not known.\n"
             "It must be 'auto' or one of: torch, reference.\n"
             "`statescan backends` lists them and says which can run here."
         )
@@ -385,7 +420,8 @@ def test_unknown_backend(backend):
 def test_every_error_class_is_caught_by_the_builtin_that_fits():
     """Code that catches ValueError, TypeError, IndexError or RuntimeError goes on working."""
     builtin = {
-        "ArgumentError": ValueError, "ShapeError": ValueError, "DeviceError": ValueError, "DtypeError": TypeError,
+        "ArgumentError": ValueError, "ShapeError": ValueError, "DeviceError": ValueError,
+        "DtypeError": TypeError,
         "SlotIndexError": IndexError, "BackendUnavailableError": RuntimeError, "GradientError": RuntimeError,
     }  # fmt: skip
     for name, kind in builtin.items():

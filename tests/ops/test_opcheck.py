@@ -19,12 +19,13 @@ from helpers.integration import (
     representative,
     run_sequence,
 )
-from statescan.testing import OPS, all_cases
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.library import opcheck
 from torch.utils._pytree import tree_map_only
 
-pytestmark = pytest.mark.filterwarnings(TORCH_WARNINGS)
+from statescan.testing import OPS, all_cases
+
+pytestmark = pytest.mark.filterwarnings(*TORCH_WARNINGS)
 
 QUICK = ("test_schema", "test_faketensor", "test_autograd_registration")
 
@@ -37,7 +38,9 @@ def registered_calls(case):
             public(case.op)(**kwargs)
         else:
             run_sequence(public(case.op), kwargs)
-    assert recorded.names() == ([case.op] if case.op in UPDATES else [f"{case.op}_fwd", f"{case.op}_bwd"])  # fmt: skip
+    assert recorded.names() == (
+        [case.op] if case.op in UPDATES else [f"{case.op}_fwd", f"{case.op}_bwd"]
+    )
     return recorded.calls
 
 
@@ -94,10 +97,17 @@ def test_tensors_without_values(case, device):
         return found
 
     if device == "meta":
-        found = infer({n: v.to("meta") if isinstance(v, torch.Tensor) else v for n, v in kwargs.items()})  # fmt: skip
+        found = infer(
+            {n: v.to("meta") if isinstance(v, torch.Tensor) else v for n, v in kwargs.items()}
+        )
     else:
         with FakeTensorMode() as mode:
-            found = infer({n: mode.from_tensor(v) if isinstance(v, torch.Tensor) else v for n, v in kwargs.items()})  # fmt: skip
+            found = infer(
+                {
+                    n: mode.from_tensor(v) if isinstance(v, torch.Tensor) else v
+                    for n, v in kwargs.items()
+                }
+            )
     for result, other in zip(found, real, strict=True):
         assert (result.shape, result.dtype) == (other.shape, other.dtype)
         if other.numel():
@@ -129,6 +139,8 @@ def test_ops_keep_the_strides_that_were_traced():
 def test_no_other_op_is_registered():
     """Each op of this namespace is one that the tests of this file have gone through."""
     expected = {f"statescan::{op}" for op in UPDATES}
-    expected |= {f"statescan::{op}_{direction}" for op in SEQUENCE_OPS for direction in ("fwd", "bwd")}  # fmt: skip
+    expected |= {
+        f"statescan::{op}_{direction}" for op in SEQUENCE_OPS for direction in ("fwd", "bwd")
+    }
     found = {s.name for s in torch._C._jit_get_all_schemas() if s.name.startswith("statescan::")}
     assert found == expected

@@ -24,7 +24,7 @@ from helpers.op_inputs import Draw, scan_inputs
 from helpers.packing import PACKINGS, flip_runs, pieces, poison, runs_of
 
 from statescan import reference
-from statescan.testing import assert_close, tolerance
+from statescan.testing import assert_close, in_double, tolerance
 
 pytestmark = pytest.mark.usefixtures("nan_empty")
 
@@ -243,23 +243,14 @@ def test_every_combination_of_options(backend, is_complex):
 def test_any_mix_of_dtypes(backend, x_dtype, B_dtype):
     kinds = (torch.float32, torch.bfloat16, torch.float16)
     made = scan_inputs(1, 2, 3, 2)
-    for A, D, bias, z, dt in itertools.product(kinds, kinds, kinds, kinds, kinds[:2]):
-        mix = {
-            "x": x_dtype,
-            "B": B_dtype,
-            "C": A,
-            "A": A,
-            "D": D,
-            "dt_bias": bias,
-            "z": z,
-            "dt": dt,
-        }
-        mix["initial_states"] = z
+    for A, D, z in itertools.product(kinds, repeat=3):
+        mix = {"x": x_dtype, "B": B_dtype, "C": A, "A": A, "D": D, "dt_bias": z, "z": z, "dt": D}
+        mix["initial_states"] = D
         kwargs = made | {name: made[name].to(dtype) for name, dtype in mix.items()}
         out, states = call(OP, kwargs, backend)
-        exact = reference.selective_scan_ref(**kwargs)
+        exact = reference.selective_scan_ref(**in_double(kwargs))
         assert (out.dtype, states.dtype) == (x_dtype, torch.float32)
-        assert_close(out.float(), exact[0].float(), max(FLOAT32, torch.finfo(x_dtype).eps), "out")
+        assert_close(out, exact[0], tolerance(OP, x_dtype), "out")
         assert_close(states, exact[1], FLOAT32, "final_states")
 
 
@@ -330,14 +321,14 @@ def test_many_sequences_of_random_lengths(backend):
 
 WIDE = [
     pytest.param(scan_inputs(1, 300, 200, 40), id="chunks_within_a_saved_one"),
-    pytest.param(scan_inputs(1, 300, 200, 40, constant="BC"), id="chunks_of_constants"),
-    pytest.param(scan_inputs(1, 1100, 20, 32), id="channels_in_parts"),
-    pytest.param(scan_inputs(1, 1100, 20, 32, ngroups=2), id="groups_in_parts"),
-    pytest.param(scan_inputs(1, 1100, 20, 32, ngroups=50), id="small_groups_in_parts"),
-    pytest.param(scan_inputs(1, 1100, 20, 32, ngroups=1100), id="channels_of_their_own_in_parts"),
-    pytest.param(scan_inputs(50, 30, 20, 30, ngroups=3), id="rows_in_parts"),
+    pytest.param(scan_inputs(1, 300, 100, 40, constant="BC"), id="chunks_of_constants"),
+    pytest.param(scan_inputs(1, 1100, 12, 32), id="channels_in_parts"),
+    pytest.param(scan_inputs(1, 1100, 12, 32, ngroups=2), id="groups_in_parts"),
+    pytest.param(scan_inputs(1, 1100, 12, 32, ngroups=50), id="small_groups_in_parts"),
+    pytest.param(scan_inputs(1, 1100, 12, 32, ngroups=1100), id="channels_of_their_own_in_parts"),
+    pytest.param(scan_inputs(50, 30, 8, 30, ngroups=3), id="rows_in_parts"),
     pytest.param(scan_inputs(1, 40, 100, 120, is_complex=True, ngroups=2), id="complex_in_parts"),
-    pytest.param(scan_inputs(7, 30, 90, 30, is_complex=True), id="complex_rows_in_parts"),
+    pytest.param(scan_inputs(7, 30, 40, 30, is_complex=True), id="complex_rows_in_parts"),
 ]
 
 
@@ -346,10 +337,9 @@ WIDE = [
 def test_larger_than_a_block_in_every_direction(backend, kwargs, packed):
     """Results do not show where work is cut, nor where sequences meet those cuts."""
     batch, _, seqlen = kwargs["x"].shape
-    for reverse in (False, True) if not packed else (True,):
-        arguments = {"reverse": reverse}
-        if packed:
-            ids = torch.arange(seqlen) // 13
-            ids[5:9] = -1
-            arguments["seq_idx"] = torch.stack([ids.roll(row) for row in range(batch)])
-        check_sequence(OP, kwargs | arguments, backend, ill_conditioned=True)
+    if packed:
+        ids = torch.arange(seqlen) // 13
+        ids[5:9] = -1
+        seq_idx = torch.stack([ids.roll(row) for row in range(batch)])
+        kwargs = kwargs | {"seq_idx": seq_idx, "reverse": True}
+    check_sequence(OP, kwargs, backend, ill_conditioned=True)

@@ -9,10 +9,22 @@ from __future__ import annotations
 import pytest
 import torch
 from helpers.differential import tensors_of
-from helpers.integration import SEQUENCE_OPS, UPDATES, as_tuple, make, plain, public, weigh
-from statescan.errors import GradientError
+from helpers.integration import (
+    SEQUENCE_OPS,
+    TORCH_WARNINGS,
+    UPDATES,
+    as_tuple,
+    make,
+    plain,
+    public,
+    weigh,
+)
 from torch.func import grad, jacrev, vjp, vmap
 from torch.utils._pytree import tree_leaves
+
+from statescan.errors import GradientError
+
+pytestmark = pytest.mark.filterwarnings(*TORCH_WARNINGS)
 
 CASES = {
     "selective_scan": "all_options",
@@ -224,7 +236,6 @@ class TestInsideCompile:
         compiled = torch.compile(lambda *v: vmap(loss)(*v), backend="aot_eager", fullgraph=True)
         assert_same_leaves(compiled(*values), vmap(loss)(*values))
 
-    @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
     @pytest.mark.parametrize("transform", ["grad", "jvp"])
     def test_others_are_refused(self, transform):
         loss, _, tensors = setting("causal_conv1d", CASES["causal_conv1d"])

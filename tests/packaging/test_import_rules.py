@@ -16,7 +16,7 @@ import pytest
 PACKAGE = Path(__file__).resolve().parents[2] / "src" / "statescan"
 
 LAYERS = (
-    ("errors", "settings"),
+    ("errors", "settings", "_after_import"),
     ("reference", "kernels"),
     ("backends",),
     ("dispatch",),

@@ -30,6 +30,7 @@ from statescan.backends.outputs import (
     compute_dtype,
     empty_activation,
     empty_gradients,
+    projected_outputs,
     projection_dtype,
 )
 
@@ -114,9 +115,8 @@ class _Call:
 
     def project_inputs(self, x: Tensor) -> Tensor:
         """x_dbl (batch, seqlen, dt_rank and the parts of B and C)."""
-        batch, _, seqlen = x.shape
         weight = self.inputs.x_proj_weight
-        x_dbl = x.new_empty((batch, seqlen, weight.shape[0]))
+        _, x_dbl = projected_outputs(self.inputs.xz, weight, None, self.dtype)
         project(weight, x, x_dbl.transpose(1, 2))
         return x_dbl if self.padding is None else x_dbl.masked_fill_(self.padding, 1.0)
 
@@ -158,21 +158,21 @@ def compose_fwd(
     gated, final_states, chunk_states = functions.scan_fwd(
         *arguments, options.dt_softplus, options.reverse, save_states
     )
-    out = gated
+    projected, _ = projected_outputs(xz, inputs.x_proj_weight, inputs.out_proj_weight, call.dtype)
+    out = gated if projected is None else projected
     if inputs.out_proj_weight is not None:
-        out = gated.new_empty((xz.shape[0], xz.shape[2], inputs.out_proj_weight.shape[0]))
         if inputs.out_proj_bias is not None:
             out.copy_(inputs.out_proj_bias)
         biased = inputs.out_proj_bias is not None
         project(inputs.out_proj_weight, gated, out.transpose(1, 2), add=biased)
         if call.padding is not None:
             out.masked_fill_(call.padding, 0.0)
-    nothing = xz.new_empty((0,))
+    keep_gated = save_states and inputs.out_proj_weight is not None
     return (
         *(out.to(xz.dtype), conv_final_states.to(xz.dtype), final_states),
         x_dbl if save_states else x_dbl.new_empty((0,)),
         chunk_states,
-        gated.to(xz.dtype) if save_states and inputs.out_proj_weight is not None else nothing,
+        gated if keep_gated else gated.new_empty((0,)),
     )
 
 

@@ -12,7 +12,6 @@ depend on how many there are (torch 2.13, MKL: 40 % of odd sizes; none of 700 mu
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 _TILE = 16
@@ -87,9 +86,7 @@ def _fill(matrix: Tensor, axis: int) -> Tensor:
     missing = _filled(matrix.shape[axis], matrix) - matrix.shape[axis]
     if missing == 0:
         return matrix
-    if matrix.numel() == 0:
-        # F.pad of torch 2.4 refuses an empty matrix.
-        rows, columns = matrix.shape
-        filled = (rows + missing, columns) if axis == 0 else (rows, columns + missing)
-        return matrix.new_zeros(filled)
-    return F.pad(matrix, (0, 0, 0, missing) if axis == 0 else (0, missing))
+    rows, columns = matrix.shape
+    zeros = matrix.new_zeros((missing, columns) if axis == 0 else (rows, missing))
+    # Not F.pad: that of torch 2.4 refuses an empty matrix.
+    return torch.cat((matrix, zeros), axis)

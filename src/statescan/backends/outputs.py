@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Allocates the outputs of every op: one function an op and direction, used by all backends and fakes.
+"""Allocates the outputs of every op: one function an op and direction, for all backends and fakes.
 
 So shapes, dtypes and strides of a result cannot differ between backends, or between a real
 run and the one that torch.compile imagines. No arithmetic here; the memory is uninitialised.
@@ -7,8 +7,8 @@ run and the one that torch.compile imagines. No arithmetic here; the memory is u
 
 from __future__ import annotations
 
-from torch import Tensor
 import torch
+from torch import Tensor
 
 _DOUBLE = (torch.float64, torch.complex128)
 
@@ -44,7 +44,7 @@ def is_channel_last(x: Tensor) -> bool:
 def empty_activation(
     like: Tensor, dim: int | None = None, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """Dense (batch, dim, seqlen) memory in the layout of ``like``, channel-first or channel-last."""
+    """Dense (batch, dim, seqlen) memory laid out like ``like``, channel-first or -last."""
     batch, channels, seqlen = like.shape
     channels = channels if dim is None else dim
     if is_channel_last(like):
@@ -110,6 +110,18 @@ def projection_dtype(xz: Tensor, compute: torch.dtype) -> torch.dtype:
     return torch.float64 if compute == torch.float64 else xz.dtype
 
 
+def projected_outputs(
+    xz: Tensor, x_proj_weight: Tensor, out_proj_weight: Tensor | None, compute: torch.dtype
+) -> tuple[Tensor | None, Tensor]:
+    """out (batch, seqlen, d_model), None without an output projection, and x_dbl."""
+    batch, _, seqlen = xz.shape
+    dtype = projection_dtype(xz, compute)
+    out = None
+    if out_proj_weight is not None:
+        out = xz.new_empty((batch, seqlen, out_proj_weight.shape[0]), dtype=dtype)
+    return out, xz.new_empty((batch, seqlen, x_proj_weight.shape[0]), dtype=dtype)
+
+
 def mamba_inner_fwd_outputs(
     xz: Tensor,
     conv_weight: Tensor,
@@ -122,18 +134,19 @@ def mamba_inner_fwd_outputs(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """out, conv_final_states, final_states, x_dbl, chunk_states, gated.
 
-    x_dbl (batch, seqlen, dt_rank + B and C parts) and gated (the scan's output, needed for the
-    gradient of out_proj_weight) have 0 elements where the backward will not need them.
+    x_dbl (batch, seqlen, dt_rank + B and C parts) and gated (the scan's output in the projections'
+    dtype, for the gradient of out_proj_weight) have 0 elements where the backward will not need
+    them.
     """
     dim, width = conv_weight.shape
-    batch, _, seqlen = xz.shape
+    work = projection_dtype(xz, compute)
     scan = selective_scan_fwd_outputs(xz[:, :dim], A, cu_seqlens, save_states, compute)
     out, final_states, chunk_states = scan
-    gated = xz.new_empty((0,))
-    if out_proj_weight is not None:
-        gated = out if save_states else gated
-        out = xz.new_empty((batch, seqlen, out_proj_weight.shape[0]))
+    projected, x_dbl = projected_outputs(xz, x_proj_weight, out_proj_weight, compute)
+    gated = xz.new_empty((0,), dtype=work)
+    if projected is not None:
+        gated = empty_activation(out, dtype=work) if save_states else gated
+        out = projected.new_empty(projected.shape, dtype=xz.dtype)
     conv_final_states = xz.new_empty((_num_states(xz, cu_seqlens), dim, width - 1))
-    shape = (batch, seqlen, x_proj_weight.shape[0]) if save_states else (0,)
-    x_dbl = xz.new_empty(shape, dtype=projection_dtype(xz, compute))
+    x_dbl = x_dbl if save_states else x_dbl.new_empty((0,))
     return out, conv_final_states, final_states, x_dbl, chunk_states, gated

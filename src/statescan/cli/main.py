@@ -12,6 +12,7 @@ import logging
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Sequence
 
 import statescan
@@ -58,6 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help(sys.stderr)
         return USAGE
     render.prepare_streams()
+    # torch says this at import where NumPy is absent; statescan does not use it.
+    warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
     if options.verbose(args):
         logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(name)s: %(message)s")
     try:

@@ -7,12 +7,13 @@ Data goes to stdout, everything else to stderr. Colour only repeats what the wor
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TextIO
+
+from statescan import settings
 
 SCHEMA_VERSION = 1
 """Of every JSON document; it grows when a field changes its meaning or goes away."""
@@ -30,9 +31,8 @@ def prepare_streams() -> None:
 
 
 def colour_wanted(stream: TextIO) -> bool:
-    """A terminal that understands colours, and NO_COLOR not set (https://no-color.org)."""
-    plain = "NO_COLOR" in os.environ or dict(os.environ).get("TERM") == "dumb"
-    return stream.isatty() and not plain
+    """A terminal that understands colours, and nobody asks for plain text."""
+    return stream.isatty() and not settings.no_color()
 
 
 def line_width() -> int:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from statescan.backends.base import OpRequest
 from statescan.dispatch.registry import all_backends
-from statescan.dispatch.select import AUTO, answer, select, wanted
+from statescan.dispatch.select import AUTO, answer, choose, wanted
 from statescan.errors import BackendUnavailableError
 
 
@@ -55,7 +55,7 @@ def explain_request(request: OpRequest, backend: str = AUTO) -> Explanation:
     """Ask every backend about ``request`` and say which one ``backend=`` would run it on."""
     name, source = wanted(backend)
     try:
-        chosen = select(backend, request).name
+        chosen = choose(backend, request)[0].name
     except BackendUnavailableError:
         chosen = ""
     rows = []

@@ -22,14 +22,23 @@ def all_backends() -> tuple[Backend, ...]:
     return _BACKENDS
 
 
-def backend_named(name: str) -> Backend:
-    """The backend of that name; ArgumentError names the known ones."""
+def backend_named(name: str, source: str = "") -> Backend:
+    """The backend of that name.
+
+    Args:
+        name: Its name.
+        source: Who asked for it, for the message.
+
+    Raises:
+        ArgumentError: there is none; the message names those that there are.
+    """
     for backend in all_backends():
         if backend.name == name:
             return backend
     known = ", ".join(backend.name for backend in all_backends())
+    asked = f", asked for by {source}," if source else ""
     raise ArgumentError(
-        f"backend {name!r} is not known.\n"
+        f"backend {name!r}{asked} is not known.\n"
         f"It must be 'auto' or one of: {known}.\n"
         "`statescan backends` lists them and says which can run here."
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chooses the backend of a call: argument, then ``use_backend``, then STATESCAN_BACKEND, then order.
+"""Chooses a call's backend: argument, ``use_backend``, STATESCAN_BACKEND, then the order of asking.
 
 Only "auto" may move on to the next backend; a forced one that cannot run raises with its reason.
 """
@@ -41,7 +41,7 @@ def use_backend(name: str) -> Iterator[None]:
         ArgumentError: no backend has that name.
     """
     if name != AUTO:
-        registry.backend_named(name)
+        registry.backend_named(name, "statescan.use_backend")
     token = _forced.set(name)
     try:
         yield
@@ -70,8 +70,12 @@ def answer(backend: Backend, request: OpRequest) -> Support:
     return available if not available.ok else backend.supports(request)
 
 
+Refusals = list[tuple[str, Support]]
+"""Names and answers of the faster backends that cannot run a call."""
+
+
 def select(argument: str, request: OpRequest) -> Backend:
-    """The backend that runs ``request``.
+    """The backend that is about to run ``request``; logs and warns about the choice.
 
     Args:
         argument: The call's ``backend=``.
@@ -81,17 +85,23 @@ def select(argument: str, request: OpRequest) -> Backend:
         BackendUnavailableError: a forced backend, or every backend, refuses; with the reasons.
         ArgumentError: no backend has that name.
     """
+    backend, refused = choose(argument, request)
+    _tell(backend, request, refused)
+    return backend
+
+
+def choose(argument: str, request: OpRequest) -> tuple[Backend, Refusals]:
+    """What ``select`` would answer, without a word to anybody."""
     name, source = wanted(argument)
     if name != AUTO:
-        return _forced_backend(name, source, request)
-    refused: list[tuple[str, Support]] = []
+        return _forced_backend(name, source, request), []
+    refused: Refusals = []
     for backend in registry.all_backends():
         if not backend.automatic:
             continue
         support = answer(backend, request)
         if support.ok:
-            _tell(backend, request, refused)
-            return backend
+            return backend, refused
         refused.append((backend.name, support))
     reasons = "\n".join(f"  {name}: {support.reason}" for name, support in refused[:4])
     raise BackendUnavailableError(
@@ -101,7 +111,7 @@ def select(argument: str, request: OpRequest) -> Backend:
 
 
 def _forced_backend(name: str, source: str, request: OpRequest) -> Backend:
-    backend = registry.backend_named(name)
+    backend = registry.backend_named(name, source)
     support = answer(backend, request)
     if not support.ok:
         raise BackendUnavailableError(
@@ -109,11 +119,10 @@ def _forced_backend(name: str, source: str, request: OpRequest) -> Backend:
             f"{support.reason}.\n"
             "Choose another backend (`statescan backends`) or leave the choice to 'auto'."
         )
-    _tell(backend, request, [])
     return backend
 
 
-def _tell(backend: Backend, request: OpRequest, refused: list[tuple[str, Support]]) -> None:
+def _tell(backend: Backend, request: OpRequest, refused: Refusals) -> None:
     """Log a decision the first time it is taken; warn once for each broken faster backend."""
     decision = (request.op, request.device, backend.name, *sorted(request.flags))
     if decision not in _told:

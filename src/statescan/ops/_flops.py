@@ -12,6 +12,7 @@ from math import prod
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from statescan._after_import import after_import
 
@@ -30,29 +31,37 @@ def _tokens(of: Shapes) -> int:
     return prod(of["x"]) if "x" in of else prod(of["xz"]) // 2
 
 
+def _states(of: Shapes) -> int:
+    """Numbers in the states of all tokens."""
+    dstate: int = of["A"][-1]
+    return _tokens(of) * dstate
+
+
 def _around_the_scan(of: Shapes) -> int:
     """dt x, the skip and the gate, once a token."""
     gated = "xz" in of or of["z"] is not None
-    return _tokens(of) * (1 + 2 * (of["D"] is not None) + gated)
+    return _tokens(of) * (1 + 2 * (of["D"] is not None) + bool(gated))
 
 
 def _projections(of: Shapes) -> int:
     """Multiplications in the projections of mamba_inner."""
     batch, _, seqlen = of["xz"]
     weights = (of[f"{name}_weight"] for name in ("x_proj", "dt_proj", "out_proj"))
-    return batch * seqlen * sum(prod(weight) for weight in weights if weight is not None)
+    multiplications: int = sum(prod(weight) for weight in weights if weight is not None)
+    return int(batch * seqlen) * multiplications
 
 
 def _scan_fwd(of: Shapes) -> int:
-    return _SCAN * _tokens(of) * of["A"][-1] + _around_the_scan(of)
+    return _SCAN * _states(of) + _around_the_scan(of)
 
 
 def _scan_bwd(of: Shapes) -> int:
-    return _SCAN_BWD * _tokens(of) * of["A"][-1] + 2 * _around_the_scan(of)
+    return _SCAN_BWD * _states(of) + 2 * _around_the_scan(of)
 
 
 def _conv_fwd(of: Shapes) -> int:
-    return 2 * _tokens(of) * (of["weight"] if "weight" in of else of["conv_weight"])[1]
+    width: int = of["weight" if "weight" in of else "conv_weight"][1]
+    return 2 * _tokens(of) * width
 
 
 def _conv_bwd(of: Shapes) -> int:
@@ -87,17 +96,19 @@ def register_flop_formulas() -> None:
 
 
 def _register() -> None:
-    from torch.utils.flop_counter import register_flop_formula
+    from torch.utils.flop_counter import flop_registry
 
+    # Not by register_flop_formula: that of torch 2.4 files formulas where no counter looks.
     for name, formula in _FORMULAS.items():
         packet = getattr(torch.ops.statescan, name)
-        register_flop_formula(packet)(_by_name(packet, formula))
+        flop_registry[packet] = _by_name(packet, formula)
 
 
 def _by_name(packet: Any, formula: Callable[[Shapes], int]) -> Callable[..., int]:
     names = [argument.name for argument in packet.default._schema.arguments]
 
-    def count(*args: Any, out_shape: Any = None, **kwargs: Any) -> int:
-        return formula({**dict(zip(names, args, strict=False)), **kwargs})
+    def count(*args: Any, out_val: Any = None, **kwargs: Any) -> int:
+        named = {**dict(zip(names, args, strict=False)), **kwargs}
+        return formula({n: v.shape if isinstance(v, Tensor) else v for n, v in named.items()})
 
     return count

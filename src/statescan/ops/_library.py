@@ -7,6 +7,7 @@ No op is described here.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, NoReturn
 
 import torch
@@ -66,6 +67,12 @@ def _without_autocast(run: Callable[..., Any]) -> Callable[..., Any]:
             return run(*args)
 
     return wrapped
+
+
+@lru_cache(maxsize=64)
+def dtype_name(dtype: torch.dtype) -> str:
+    """ "float32" for torch.float32."""
+    return str(dtype).removeprefix("torch.")
 
 
 # Younger than torch 2.4, where an export in strict mode is then traced like a compilation.

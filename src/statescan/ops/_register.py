@@ -9,7 +9,7 @@ What an op computes is not said here: that is in ``ops/<op>.py`` and its backend
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from statescan.ops._functions import Functions, make_functions
 from statescan.ops._library import (
     below_autograd,
     define,
+    dtype_name,
     fail_traced_transform,
     forward_mode_active,
     is_exporting,
@@ -48,6 +49,8 @@ class SequenceOp:
         reference: (inputs, options) -> the user's results, differentiable plain torch.
         dims: inputs -> sizes by canonical name.
         check_values: inputs -> None; reads index values, raises before any work.
+        input_names: Names of the inputs.
+        gradient_names: Inputs that have a gradient, in the order of the backward's results.
     """
 
     name: str
@@ -60,36 +63,40 @@ class SequenceOp:
     reference: Callable[[Sequence[Tensor | None], Sequence[Any]], tuple[Tensor, ...]]
     dims: Callable[[Sequence[Tensor | None]], dict[str, int]]
     check_values: Callable[[Sequence[Tensor | None]], None]
+    input_names: tuple[str, ...] = field(init=False)
+    gradient_names: tuple[str, ...] = field(init=False)
+    _described: tuple[tuple[str, bool, bool], ...] = field(init=False, repr=False)
 
-    @property
-    def input_names(self) -> tuple[str, ...]:
-        return tuple(name.removesuffix("?") for name in self.inputs)
-
-    @property
-    def gradient_names(self) -> tuple[str, ...]:
-        """Inputs that have a gradient, in the order in which the backward returns them."""
-        return tuple(name for name in self.input_names if name not in self.index_inputs)
+    def __post_init__(self) -> None:
+        # Worked out once: they are asked for in every call.
+        names = tuple(name.removesuffix("?") for name in self.inputs)
+        object.__setattr__(self, "input_names", names)
+        with_gradient = tuple(name for name in names if name not in self.index_inputs)
+        object.__setattr__(self, "gradient_names", with_gradient)
+        optional = (name.endswith("?") for name in self.inputs)
+        described = tuple((n, n in with_gradient, o) for n, o in zip(names, optional, strict=True))
+        object.__setattr__(self, "_described", described)
 
     def gradient_inputs(self, inputs: Sequence[Any]) -> list[Any]:
         """Those of ``inputs`` that have a gradient."""
-        pairs = zip(self.input_names, inputs, strict=True)
-        return [value for name, value in pairs if name not in self.index_inputs]
+        pairs = zip(self._described, inputs, strict=True)
+        return [value for (_, has_gradient, _), value in pairs if has_gradient]
 
     def request(self, inputs: Sequence[Tensor | None], options: Sequence[Any]) -> OpRequest:
         """The call without its tensors, for dispatch."""
-        named = dict(zip(self.input_names, inputs, strict=True))
-        dtypes = {
-            name: str(tensor.dtype).removeprefix("torch.")
-            for name, tensor in named.items()
-            if tensor is not None and name not in self.index_inputs
-        }
-        optional = {name.removesuffix("?") for name in self.inputs if name.endswith("?")}
-        flags = {name for name in optional if named[name] is not None}
-        flags |= {name for (name, kind), v in zip(self.options, options) if kind is bool and v}
-        if any(dtype.startswith("complex") for dtype in dtypes.values()):
-            flags.add("complex")
-        first = inputs[0]
-        device = first.device.type if first is not None else "cpu"
+        dtypes, flags, device = {}, set(), "cpu"
+        for (name, has_gradient, optional), tensor in zip(self._described, inputs, strict=True):
+            if tensor is None:
+                continue
+            if optional:
+                flags.add(name)
+            if has_gradient:
+                dtypes[name] = dtype_name(tensor.dtype)
+                device = tensor.device.type
+                if tensor.is_complex():
+                    flags.add("complex")
+        pairs = zip(self.options, options, strict=True)
+        flags.update(name for (name, kind), value in pairs if kind is bool and value)
         return OpRequest(self.name, device, dtypes, self.dims(inputs), frozenset(flags))
 
     def resolve(self, backend: str, inputs: Sequence[Tensor | None], options: Sequence[Any]) -> str:

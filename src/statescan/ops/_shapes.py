@@ -19,7 +19,7 @@ REAL_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 COMPLEX_DTYPES = (torch.complex64, torch.complex128)
 INDEX_DTYPES = (torch.int32, torch.int64)
 
-_REQUIRED = frozenset(
+REQUIRED = frozenset(
     (
         *("x", "dt", "A", "B", "C", "weight", "ssm_state", "conv_state"),
         *("xz", "conv_weight", "x_proj_weight", "dt_proj_weight"),
@@ -79,7 +79,7 @@ def bind(
 
 def _may_be_absent(name: str, patterns: Mapping[str, Pattern]) -> bool:
     """mamba_inner projects B and C itself when they are not given."""
-    return name not in _REQUIRED or (name in ("B", "C") and "xz" in patterns)
+    return name not in REQUIRED or (name in ("B", "C") and "xz" in patterns)
 
 
 def check_real(op: str, tensors: Mapping[str, Tensor | None], names: tuple[str, ...]) -> None:

@@ -17,10 +17,12 @@ from statescan.dispatch import select
 from statescan.errors import ArgumentError, GradientError, ShapeError
 from statescan.ops._library import (
     define,
+    dtype_name,
     forward_mode_active,
     refuse_forward_mode,
     transforms_active,
 )
+from statescan.ops._shapes import REQUIRED
 
 
 def register_update(
@@ -54,14 +56,17 @@ def register_update(
 
 def update_request(op: str, named: Mapping[str, Tensor | None], dims: dict[str, int]) -> OpRequest:
     """OpRequest of a decode op; every optional argument that is given is a flag."""
-    dtypes, device = {}, "cpu"
+    dtypes, flags, device = {}, set(), "cpu"
     for name, tensor in named.items():
-        if tensor is not None:
-            dtypes[name] = str(tensor.dtype).removeprefix("torch.")
+        if tensor is None:
+            continue
+        if name not in REQUIRED:
+            flags.add(name)
+        if tensor.is_floating_point() or tensor.is_complex():
+            dtypes[name] = dtype_name(tensor.dtype)
             device = tensor.device.type
-    flags = {name for name, tensor in named.items() if tensor is not None}
-    if any(dtype.startswith("complex") for dtype in dtypes.values()):
-        flags.add("complex")
+            if tensor.is_complex():
+                flags.add("complex")
     return OpRequest(op, device, dtypes, dims, frozenset(flags))
 
 

@@ -97,7 +97,7 @@ def causal_conv1d_update(
     out: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """Convolve one or a few new tokens; writes ``conv_state``, ``intermediate_states`` and ``out`` in place.
+    """Convolve a few new tokens; writes ``conv_state``, ``intermediate_states``, ``out`` in place.
 
     For every channel, over the tokens kept in its row of ``conv_state`` and the new ones::
 

@@ -114,7 +114,7 @@ def selective_state_update(
     out: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """Advance SSM states by a token or a few; writes ``ssm_state``, ``intermediate_states`` and ``out`` in place.
+    """Advance SSM states by a few tokens; writes ``ssm_state``, ``intermediate_states``, ``out``.
 
     For every channel, with ``step = dt + dt_bias`` (through softplus when ``dt_softplus``)::
 

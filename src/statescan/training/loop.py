@@ -144,7 +144,7 @@ def _device(name: str) -> torch.device:
         raise ArgumentError(
             f"train: device {name!r} cannot be used: {str(error).splitlines()[0]}\n"
             "It must be 'auto', 'cpu' or a device that this torch can reach, such as 'cuda:0'.\n"
-            "Leave --device out, or run `statescan doctor`."
+            "Leave --device out, or give cpu."
         ) from error
 
 

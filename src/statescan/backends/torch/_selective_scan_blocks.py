@@ -16,15 +16,23 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# Elements of one step. Up to 32768 torch keeps an operation on the calling thread: waking others
-# costs as much as the step itself. A whole chunk is above that and is shared by all threads.
-_CPU_STEP = 1 << 15
-# Elements of a chunk; two buffers of this size live at a time in the forward, three in the
-# backward. A quarter costs twice the time, half a third more, twice as much gains nothing
-# (1 x 1536 x 512 x 16 on two Zen 3 cores with 32 MiB of cache).
+from statescan.backends.torch._sharing import UNSHARED
+
+# Most elements of a chunk's tokens, and of one step of its states: torch keeps operations of that
+# size on the calling thread, and waking others would cost as much as the operation.
+_CPU_TOKENS = 1 << 15
+_CPU_STEP = UNSHARED
+# Most states of a chunk; two buffers of this size live at a time in the forward, three in the
+# backward.
 _CPU_CHUNK = 1 << 20
+_DEVICE_TOKENS = 1 << 24
 _DEVICE_STEP = 1 << 22
 _DEVICE_CHUNK = 1 << 24
+# Steps for which there is always room: blocks get fewer channels rather than shorter chunks. With
+# dstate up to 16 saved states are this far apart, so that the backward finds each chunk's first
+# state saved. (1 x 1536 x 512 x 16 on one Zen 3 core, 16 and 64 steps: forward 83 and 80 ms,
+# backward 277 and 196 ms.)
+_USUAL_STEPS = 64
 
 
 @dataclass(frozen=True)
@@ -51,34 +59,30 @@ class Blocks:
         )
 
 
-def cut(x: Tensor, state: torch.dtype, dstate: int, most_steps: int, align: int) -> Blocks:
+def cut(x: Tensor, dstate: int, most_steps: int, align: int) -> Blocks:
     """Blocks for activations like ``x``.
 
     Args:
         x: (batch, dim, seqlen).
-        state: Dtype of the states.
         dstate: States a channel.
         most_steps: Upper bound of a chunk, a multiple of 64.
         align: Channels that must not be cut apart.
     """
     batch, dim, seqlen = x.shape
-    step, chunk = _CPU_STEP, _CPU_CHUNK
+    tokens, step, chunk = _CPU_TOKENS, _CPU_STEP, _CPU_CHUNK
     if x.device.type != "cpu":
-        step, chunk = _DEVICE_STEP, _DEVICE_CHUNK
-    elif state.is_complex:
-        # Complex products round differently at the ends of the part that a thread gets, so no
-        # chunk may be shared between threads.
-        step, chunk = _CPU_STEP // 8, _CPU_STEP
-    row_count = max(1, min(step // max(1, dim * dstate), batch))
-    # A sum over the channels of one state is a single number, which torch adds up in parts, one a
-    # thread, from 32768 elements on: one channel less keeps the order fixed.
-    width = _even(dim, max(1, min(step // max(1, dstate), step - 1)))
+        tokens, step, chunk = _DEVICE_TOKENS, _DEVICE_STEP, _DEVICE_CHUNK
+    most = max(1, min(tokens // _USUAL_STEPS, step // max(1, dstate)))
+    row_count = _even(batch, max(1, most // max(1, dim)))
+    width = _even(dim, most)
     width = max(align, (width + align - 1) // align * align)
-    size = max(1, row_count * min(width, dim) * dstate)
-    steps = most_steps
-    if size * most_steps > chunk:
-        steps = max(8, min(64, 1 << max(0, (chunk // size).bit_length() - 1)))
-    return Blocks(_slices(batch, _even(batch, row_count)), _slices(dim, width), steps, seqlen)
+    size = max(1, row_count * min(width, dim))
+    steps = min(tokens // size, chunk // (size * max(1, dstate)))
+    if steps >= most_steps:
+        steps = most_steps
+    else:
+        steps = max(8, min(_USUAL_STEPS, 1 << max(0, steps.bit_length() - 1)))
+    return Blocks(_slices(batch, row_count), _slices(dim, width), steps, seqlen)
 
 
 def _even(total: int, most: int) -> int:
@@ -119,8 +123,8 @@ def time_last(values: Tensor, like: Tensor) -> Tensor:
     return out
 
 
-def fold(values: Tensor, axis: int) -> Tensor:
-    """Sum over ``axis`` by halving, in place but for the last addition, which is a new tensor.
+def fold(values: Tensor, axis: int, out: Tensor | None = None) -> Tensor:
+    """Sum over ``axis`` by halving, in place but for the last addition, which goes to ``out``.
 
     ``torch.sum`` adds in an order that can depend on the number of threads; this one cannot.
     """
@@ -131,7 +135,11 @@ def fold(values: Tensor, axis: int) -> Tensor:
         values.narrow(axis, 0, size - half).add_(upper)
         size = half
     if size == 2:
-        return values.select(axis, 0) + values.select(axis, 1)
-    if size == 1:
-        return values.select(axis, 0).clone()
-    return values.sum(axis)
+        return torch.add(values.select(axis, 0), values.select(axis, 1), out=out)
+    total = values.select(axis, 0) if size == 1 else values.sum(axis)
+    return total.clone() if out is None else out.copy_(total)
+
+
+def pieces(size: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """The tensors in pieces of ``size`` along their first axis, side by side."""
+    return zip(*(tensor.split(size) for tensor in tensors), strict=True)

@@ -11,13 +11,14 @@ from math import lcm, prod
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from statescan.backends.outputs import scan_chunk_size, scan_state_dtype
 from statescan.backends.torch._selective_scan_blocks import Blocks, cut
 from statescan.backends.torch._selective_scan_steps import decay_rate
 from statescan.backends.torch._selective_scan_weights import Weights
-from statescan.backends.torch._step_size import softplus
+from statescan.backends.torch._sharing import UNSHARED, Sharing
 from statescan.backends.torch.sequences import SequencePlan, plan_sequences
 
 
@@ -82,7 +83,7 @@ class Scan:
             raw = raw + self.dt_bias[tile.channels]
         if not self.dt_softplus:
             return StepSize(raw, self._mask(raw, tile))
-        return StepSize(raw, self._mask(softplus(raw), tile))
+        return StepSize(raw, self._mask(F.softplus(raw), tile))
 
     def store(self, target: Tensor, tile: Tile, values: Tensor) -> None:
         """Write (rows, channels, steps) to the tile's place in (batch, dim, seqlen) ``target``."""
@@ -96,11 +97,18 @@ class Scan:
 
 
 class Memory:
-    """Working memory of blocks, taken once a call: fresh pages cost more than the arithmetic."""
+    """Working memory of blocks, taken once a call: fresh pages cost more than the arithmetic.
+
+    Also how many steps of a block one operation may cover, see ``piece``.
+    """
 
     def __init__(self, scan: Scan, count: int) -> None:
         rows, channels = scan.blocks.largest
         self._dstate = scan.A.shape[0]
+        elements = scan.blocks.steps * rows * channels * self._dstate
+        # Complex products round differently at the ends of a thread's part: CPUs never share them.
+        never = scan.A.is_complex() and scan.A.device.type == "cpu"
+        self._sharing = None if never else Sharing(scan.A.device, elements)
         size = (min(scan.blocks.steps, scan.blocks.seqlen) + 1) * rows * channels * self._dstate
         self._parts = [scan.A.new_empty(size) for _ in range(count)]
 
@@ -114,6 +122,19 @@ class Memory:
             channels.stop - channels.start,
         )
         return self._parts[number][: prod(shape)].view(shape)
+
+    def piece(self, tile: Tile) -> int:
+        """Steps that one operation covers: all, or as many as torch does not share with threads."""
+        if self._sharing is not None and self._sharing.on:
+            return tile.stop - tile.start
+        rows, channels, _, _ = tile
+        step: int = (rows.stop - rows.start) * self._dstate * (channels.stop - channels.start)
+        return max(1, UNSHARED // max(1, step))
+
+    def next_chunk(self) -> None:
+        """Look again whether threads are free."""
+        if self._sharing is not None:
+            self._sharing.ask()
 
 
 def prepare(
@@ -147,6 +168,6 @@ def prepare(
         dt=dt,
         dt_softplus=dt_softplus,
         plan=plan_sequences(batch, seqlen, seq_idx, cu_seqlens, reverse),
-        blocks=cut(x, state, dstate, chunk_size, lcm(weights[0].whole, weights[1].whole)),
+        blocks=cut(x, dstate, chunk_size, lcm(weights[0].whole, weights[1].whole)),
         chunk_size=chunk_size,
     )

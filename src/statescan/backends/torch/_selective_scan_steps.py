@@ -12,11 +12,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from statescan.backends.torch._selective_scan_blocks import fold, pieces
 from statescan.backends.torch.sequences import Boundary
 
-# The vector code of exp2 and the scalar code for what is left over round differently, so each
-# thread's part must be whole vectors: of 65536 elements torch gives half to each of two threads.
-_SHARED = 1 << 16
+# Elements of which torch gives all to one thread, and of twice as many half to each of two.
+_HALF = 1 << 15
 
 
 class Ends(NamedTuple):
@@ -39,18 +39,32 @@ class Ends(NamedTuple):
             self.leaving[states] = 0 if self.entering is None else self.entering[states]
 
 
-def fill_decay(dt: Tensor, rate: Tensor, out: Tensor) -> None:
-    """out = exp(dt A) for (steps, rows, dim) dt and (dstate, dim) ``decay_rate(A)``."""
-    torch.mul(dt[:, :, None], rate, out=out)
+def fill_decay(dt: Tensor, rate: Tensor, out: Tensor, piece: int) -> None:
+    """out = exp(dt A) for (steps, rows, dim) dt and (dstate, dim) ``decay_rate(A)``.
+
+    ``piece`` is the number of steps that an operation may cover; it does not change the result.
+    """
+    for dt_piece, out_piece in pieces(piece, dt[:, :, None], out):
+        torch.mul(dt_piece, rate, out=out_piece)
     if out.is_complex():
         out.exp_()
     elif out.device.type != "cpu":
         out.exp2_()
     else:
-        for part in out.view(-1).split(_SHARED):
-            # A rest that torch would share unevenly is halved: below 32768 nothing is shared.
-            for piece in part.split(_SHARED if len(part) == _SHARED else _SHARED // 2 - 32):
-                piece.exp2_()
+        _exp2_(out.view(-1), shared=piece == len(out))
+
+
+def _exp2_(values: Tensor, shared: bool) -> None:
+    """Powers of two in place, with equal bits however many threads share it.
+
+    The vector code of torch and the scalar code for what is left over round differently, so each
+    thread's part must be whole vectors. It is if two threads share 65536 elements, and if nothing
+    is shared; what is left over after whole vectors is then the same, at the end of all.
+    """
+    size = 2 * _HALF if shared else _HALF
+    for part in values.split(size):
+        for piece in part.split(size if len(part) == size else _HALF - 32):
+            piece.exp2_()
 
 
 def decay_rate(A: Tensor, state: torch.dtype) -> Tensor:
@@ -128,6 +142,20 @@ def walk_back(
     carry = later if factor is None else factor * later
     boundary = boundaries.get(first)
     return carry if boundary is None else cross_back(boundary, carry, ends)
+
+
+def accumulate(total: Tensor, states: Tensor, values: Tensor) -> None:
+    """Add the sum over steps and rows of states times values to ``total``, (dstate, dim).
+
+    Args:
+        total: Changed.
+        states: (steps, rows, dstate, dim).
+        values: (steps, rows, dim).
+    """
+    by_row = torch.zeros_like(states[0])
+    for state, value in zip(states.unbind(0), values[:, :, None].unbind(0), strict=True):
+        by_row.addcmul_(state, value)
+    total += fold(by_row, 0)
 
 
 def cross(boundary: Boundary, state: Tensor, ends: Ends) -> Tensor:

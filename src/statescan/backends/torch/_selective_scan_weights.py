@@ -15,7 +15,13 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from statescan.backends.torch._selective_scan_blocks import fold, time_first, time_last
+from statescan.backends.torch._selective_scan_blocks import (
+    fold,
+    pieces,
+    time_first,
+    time_last,
+)
+from statescan.backends.torch._selective_scan_steps import accumulate
 from statescan.backends.torch.sequences import SequencePlan
 
 # Smaller groups are handled channel by channel: a product for each would mostly be overhead.
@@ -59,13 +65,26 @@ class Weights:
         return self.tensor.new_zeros(shape, dtype=self.dtype).transpose(2, 3)
 
     def add_gradient(
-        self, gradient: Tensor, states: Tensor, values: Tensor, channels: slice, scratch: Tensor
+        self,
+        gradient: Tensor,
+        states: Tensor,
+        values: Tensor,
+        channels: slice,
+        scratch: Tensor,
+        piece: int,
     ) -> None:
         """Add the sum of states times values over what shares a weight; overwrites ``scratch``."""
-        product = torch.mul(states, values[:, :, None], out=scratch)
         if self.constant is not None:
-            gradient[:, channels] += fold(fold(product, 0), 0)
-        elif self.per_channel:
+            accumulate(gradient[:, channels], states, values)
+            return
+        parts = pieces(piece, gradient, states, values[:, :, None], scratch)
+        for gradient_part, states_part, values_part, out in parts:
+            self._sum_over_channels(
+                gradient_part, torch.mul(states_part, values_part, out=out), channels
+            )
+
+    def _sum_over_channels(self, gradient: Tensor, product: Tensor, channels: slice) -> None:
+        if self.per_channel:
             groups = slice(channels.start // self.whole, channels.stop // self.whole)
             parts = product.unflatten(3, (-1, self.whole))
             gradient[..., groups] += parts.sum(4) if self.whole > 1 else parts.squeeze(4)
@@ -100,30 +119,37 @@ class LoadedWeights:
             return self
         return LoadedWeights(self.values.conj_physical(), self.group_size)
 
-    def spread(self, values: Tensor, channels: slice, out: Tensor) -> None:
+    def spread(self, values: Tensor, channels: slice, out: Tensor, piece: int) -> None:
         """out = weights times (steps, rows, dim) values, for every state."""
-        for weight, span in self._parts(channels):
-            torch.mul(values[:, :, None, span], weight, out=out[..., span])
+        for weight, span in self._parts(channels, len(out)):
+            parts = pieces(piece, weight, values[:, :, None, span], out[..., span])
+            for weight_part, values_part, out_part in parts:
+                torch.mul(values_part, weight_part, out=out_part)
 
-    def read(self, states: Tensor, channels: slice, scratch: Tensor) -> Tensor:
+    def read(self, states: Tensor, channels: slice, scratch: Tensor, piece: int) -> Tensor:
         """Real part of the sum over dstate of weights times states; overwrites ``scratch``."""
-        for weight, span in self._parts(channels):
-            torch.mul(states[..., span], weight, out=scratch[..., span])
-        total = fold(scratch, 2)
+        for weight, span in self._parts(channels, len(states)):
+            parts = pieces(piece, weight, states[..., span], scratch[..., span])
+            for weight_part, states_part, out_part in parts:
+                torch.mul(states_part, weight_part, out=out_part)
+        total = states.new_empty((*states.shape[:2], states.shape[3]))
+        for scratch_part, total_part in pieces(piece, scratch, total):
+            fold(scratch_part, 2, out=total_part)
         return total.real.contiguous() if total.is_complex() else total
 
-    def output(self, states: Tensor, channels: slice, scratch: Tensor) -> Tensor:
+    def output(self, states: Tensor, channels: slice, scratch: Tensor, piece: int) -> Tensor:
         """``read``, twice for complex states: each stands for itself and its conjugate twin."""
-        total = self.read(states, channels, scratch)
+        total = self.read(states, channels, scratch, piece)
         return total.mul_(2) if states.is_complex() else total
 
-    def _parts(self, channels: slice) -> Iterator[tuple[Tensor, slice]]:
+    def _parts(self, channels: slice, steps: int) -> Iterator[tuple[Tensor, slice]]:
         """Weights that broadcast against a span of the block's channels, and the span."""
+        values = self.values.expand(steps, -1, -1, -1)
         if self.group_size is None:
-            yield self.values[..., channels], slice(0, channels.stop - channels.start)
+            yield values[..., channels], slice(0, channels.stop - channels.start)
             return
         for group, span in _groups(channels, self.group_size):
-            yield self.values[..., group, None], span
+            yield values[..., group, None], span
 
 
 def _groups(channels: slice, group_size: int) -> Iterator[tuple[int, slice]]:

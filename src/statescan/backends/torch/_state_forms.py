@@ -117,7 +117,7 @@ def _per_channel(weight: Tensor, heads: int, headed: bool) -> Tensor:
     if heads == 1 and not headed:
         return weight
     ngroups = weight.shape[1]
-    if 1 < ngroups < heads:
+    if 1 < ngroups != heads:
         weight = weight.repeat_interleave(heads // ngroups, dim=1)
     return weight.unsqueeze(2)
 

@@ -34,6 +34,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch.nn.functional as F
 from torch import Tensor
 
 from statescan.backends.outputs import compute_dtype, selective_scan_fwd_outputs
@@ -41,7 +42,6 @@ from statescan.backends.torch._selective_scan_blocks import time_first, time_las
 from statescan.backends.torch._selective_scan_inputs import Memory, Scan, Tile, prepare
 from statescan.backends.torch._selective_scan_steps import Ends, cross, fill_decay, walk
 from statescan.backends.torch._selective_scan_weights import LoadedWeights
-from statescan.backends.torch._step_size import logistic
 from statescan.backends.torch.selective_scan_bwd import selective_scan_bwd
 from statescan.backends.torch.sequences import Boundary
 
@@ -101,6 +101,7 @@ class _Forward:
         for start, stop in scan.blocks.chunks():
             if chunk_states is not None and start % scan.chunk_size == 0:
                 save_states(chunk_states[:, start // scan.chunk_size], state)
+            self.memory.next_chunk()
             weights = tuple(w.load(scan.plan, rows, start, stop) for w in (scan.B, scan.C))
             for channels in scan.blocks.channels:
                 tile = Tile(rows, channels, start, stop)
@@ -122,13 +123,14 @@ class _Forward:
         x = scan.load(self.x, tile)
         dt = scan.load_step_size(tile).dt
         decay, states = self.memory.view(0, tile), self.memory.view(1, tile, extra=1)
-        fill_decay(time_first(dt, scan.compute), scan.rate[:, channels], decay)
+        piece = self.memory.piece(tile)
+        fill_decay(time_first(dt, scan.compute), scan.rate[:, channels], decay, piece)
         states[0] = state[..., channels]
-        B.spread(time_first(dt * x, scan.compute), channels, states[1:])
+        B.spread(time_first(dt * x, scan.compute), channels, states[1:], piece)
         walk(decay, states, boundaries, tile.start, self.ends.of(channels))
         state[..., channels] = states[-1]
         # decay is not needed any more: its memory holds the products.
-        y = time_last(C.output(states[1:], channels, scratch=decay), self.out)
+        y = time_last(C.output(states[1:], channels, decay, piece), self.out)
         scan.store(self.out, tile, self._finish(y, x, tile))
 
     def _finish(self, y: Tensor, x: Tensor, tile: Tile) -> Tensor:
@@ -137,8 +139,7 @@ class _Forward:
             y = y + self.scan.D[tile.channels] * x
         if self.z is None:
             return y
-        z = self.scan.load(self.z, tile)
-        return y * (z * logistic(z))
+        return y * F.silu(self.scan.load(self.z, tile))
 
 
 def save_states(target: Tensor, state: Tensor) -> None:

@@ -21,20 +21,21 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from statescan.backends.outputs import compute_dtype, empty_gradients
-from statescan.backends.torch._selective_scan_blocks import fold, time_first, time_last
+from statescan.backends.torch._selective_scan_blocks import fold, pieces, time_first, time_last
 from statescan.backends.torch._selective_scan_inputs import Memory, Scan, Tile, prepare
 from statescan.backends.torch._selective_scan_steps import (
     Ends,
+    accumulate,
     cross_back,
     fill_decay,
     walk,
     walk_back,
 )
 from statescan.backends.torch._selective_scan_weights import LoadedWeights
-from statescan.backends.torch._step_size import logistic, softplus_slope
 from statescan.backends.torch.sequences import Boundary
 
 
@@ -178,9 +179,10 @@ class _Backward:
             decay=self.memory.view(0, tile),
             states=self.memory.view(1, tile, extra=1),
         )
-        fill_decay(block.steps, scan.rate[:, channels], block.decay)
+        piece = self.memory.piece(tile)
+        fill_decay(block.steps, scan.rate[:, channels], block.decay, piece)
         block.states[0] = state[..., channels]
-        B.spread(block.inputs, channels, block.states[1:])
+        B.spread(block.inputs, channels, block.states[1:], piece)
         entered = walk(block.decay, block.states, boundaries, tile.start, self.entry.of(channels))
         block.entered.update(entered)
         return block
@@ -195,6 +197,7 @@ class _Backward:
         boundaries: dict[int, Boundary],
     ) -> None:
         """Gradients of one chunk; ``carry`` goes from what it receives to what it hands on."""
+        self.memory.next_chunk()
         scan, shape = self.scan, (rows.stop - rows.start, stop - start)
         B, C = (weights.load(scan.plan, rows, start, stop) for weights in (scan.B, scan.C))
         dB = self.sums.dB if scan.B.constant is not None else scan.B.new_gradient(*shape)
@@ -216,15 +219,13 @@ class _Backward:
             return dout
         z = self.scan.load(self.z, tile)
         scratch = self.memory.view(2, tile)
-        y = time_last(C.output(block.states[1:], tile.channels, scratch), self.dz)
+        y = time_last(
+            C.output(block.states[1:], tile.channels, scratch, self.memory.piece(tile)), self.dz
+        )
         if self.scan.D is not None:
             y = y + self.scan.D[tile.channels] * block.x
-        sigmoid = logistic(z)
-        gate = z * sigmoid
-        # The derivative of z sigmoid(z) is sigmoid(z) + gate (1 - sigmoid(z)).
-        slope = sigmoid + gate * (1 - sigmoid)
-        self.scan.store(self.dz, tile, dout * y * slope)
-        return dout * gate
+        self.scan.store(self.dz, tile, torch.ops.aten.silu_backward(dout * y, z))
+        return dout * F.silu(z)
 
     def _through_states(
         self,
@@ -246,21 +247,22 @@ class _Backward:
             dy_first.mul_(2)
             decay.conj_physical_()
             states.conj_physical_()
-        scan.C.add_gradient(dweights[1], states[1:], dy_first, channels, scratch=g)
-        C.adjoint().spread(dy_first, channels, g)
+        piece = self.memory.piece(tile)
+        scan.C.add_gradient(dweights[1], states[1:], dy_first, channels, g, piece)
+        C.adjoint().spread(dy_first, channels, g, piece)
         carry[..., channels] = walk_back(
             decay, g, carry[..., channels], boundaries, tile.start, self.exit.of(channels)
         )
         for step, state in block.entered.items():
             states[step] = state.conj()
-        p = decay.mul_(states[:-1]).mul_(g)
-        scratch = states[1:]
-        scan.B.add_gradient(dweights[0], g, block.inputs, channels, scratch)
-        dinput = B.adjoint().read(g, channels, scratch)
-        torch.mul(p, block.steps[:, :, None], out=scratch)
-        self.sums.dA[:, channels] += fold(fold(scratch, 0), 0)
+        for decay_piece, before, gradient in pieces(piece, decay, states[:-1], g):
+            decay_piece.mul_(before).mul_(gradient)
+        p, scratch = decay, states[1:]
+        scan.B.add_gradient(dweights[0], g, block.inputs, channels, scratch, piece)
+        dinput = B.adjoint().read(g, channels, scratch, piece)
+        accumulate(self.sums.dA[:, channels], p, block.steps)
         A = LoadedWeights(scan.A[None, None], None).adjoint()
-        self._store(tile, block, dy, dinput, A.read(p, channels, scratch))
+        self._store(tile, block, dy, dinput, A.read(p, channels, scratch, piece))
 
     def _store(self, tile: Tile, block: _Block, dy: Tensor, dinput: Tensor, dstep: Tensor) -> None:
         """dx and ddt of a tile, and its part of dD and ddt_bias.
@@ -281,7 +283,7 @@ class _Backward:
         scan.store(self.dx, tile, dx)
         ddt = block.x * dinput + dstep
         if scan.dt_softplus:
-            ddt *= softplus_slope(block.raw)
+            ddt = torch.ops.aten.softplus_backward(ddt, block.raw, 1, 20)
         scan.store(self.ddt, tile, ddt)
         if scan.dt_bias is not None:
             self.sums.ddt_bias[channels] += fold(fold(ddt, 2), 0)
