@@ -11,10 +11,12 @@ import threading
 import pytest
 import torch
 from helpers.differential import leaves_of
-from helpers.integration import SEQUENCE_OPS, backend_calls, make, public, weigh
+from helpers.integration import SEQUENCE_OPS, TORCH_WARNINGS, backend_calls, make, public, weigh
 from torch.utils.checkpoint import checkpoint
 
 import statescan
+
+pytestmark = pytest.mark.filterwarnings(*TORCH_WARNINGS)
 
 
 def setting(op):

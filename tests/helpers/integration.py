@@ -33,10 +33,14 @@ REPRESENTATIVE = {
 }
 """A handful of cases that together use every argument, for what is too slow for all of them."""
 
+TORCH_VERSION = tuple(int(part) for part in torch.__version__.split(".")[:2])
+
 TORCH_WARNINGS = (
     "ignore:.*torch.jit.script:DeprecationWarning",
     "ignore:.*LeafSpec:FutureWarning",
     "ignore:.torch.cpu.amp.autocast:FutureWarning",
+    "ignore:At pre-dispatch tracing:UserWarning",
+    "ignore:You are using .torch.load:FutureWarning",
     "ignore:Please use .torch.vmap. instead:FutureWarning",
     # Dynamo looks at .grad of the results that a graph begins with.
     "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning",
@@ -49,6 +53,18 @@ Results = dict[str, torch.Tensor]
 def representative(*names: str) -> list[cases.Case]:
     """The representative cases of the ops of these names."""
     return [cases.get_case(op, name) for op in names for name in REPRESENTATIVE[op]]
+
+
+def distinct_cases() -> list[cases.Case]:
+    """One of the cases that differ in sizes only; sizes 0 and 1 are kept apart."""
+    found: dict[Any, cases.Case] = {}
+    for case in cases.all_cases():
+        given = [getattr(case, n) is None for n in ("runs", "bounds", "read", "write", "accepted")]
+        small = [(name, size) for name, size in case.sizes.items() if size < 2]
+        axes = ("ngroups" in case.sizes, "ntokens" in case.sizes)
+        key = (case.op, case.flags, case.layout, *given, *small, *axes)
+        found.setdefault(key, case)
+    return list(found.values())
 
 
 def make(op: str, name: str, dtype: torch.dtype = torch.float32, seed: int = 0) -> dict[str, Any]:
@@ -166,8 +182,9 @@ def backend_calls() -> Iterator[list[Ran]]:
 
 def child(code: str, *, check: bool = True, **environment: str) -> str:
     """Run Python code in a new process, warnings being errors; what it printed."""
+    torch_warns = ("-W", "ignore::DeprecationWarning", "-W", "ignore::FutureWarning")
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-W", "ignore::DeprecationWarning", "-c", code],
+        [sys.executable, *("-W", "error"), *torch_warns, "-c", code],
         env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
         stdin=subprocess.DEVNULL,
         capture_output=True,

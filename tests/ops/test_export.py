@@ -11,6 +11,7 @@ import torch
 from helpers.differential import tensors_of
 from helpers.integration import (
     SEQUENCE_OPS,
+    TORCH_VERSION,
     TORCH_WARNINGS,
     UPDATES,
     as_tuple,
@@ -105,8 +106,10 @@ def test_program_runs_other_sizes(op, strict):
             run(op, lambda call=call, **kw: call(kw), sizes) for call in function.values()
         )
         assert_equal(found, expected)
-    targets = [str(node.target) for node in program.graph.nodes if "statescan" in str(node.target)]
-    assert targets == [f"statescan.{op}{'_fwd' if op in SEQUENCE_OPS else ''}.default"]
+    name = f"statescan.{op}{'_fwd' if op in SEQUENCE_OPS else ''}.default"
+    # torch 2.4 wraps ops that write in place.
+    called = [str((node.target, node.args)) for node in program.graph.nodes]
+    assert sum(name.removesuffix(".default") in call for call in called) == 1
 
 
 @pytest.mark.parametrize("strict", [False, True], ids=["non_strict", "strict"])
@@ -124,15 +127,17 @@ def test_program_exported_with_gradients_can_be_trained(op, strict):
 def test_parameters_of_an_exported_module_get_gradients():
     kwargs = make("mamba_inner", "usual")
     options = {n: v for n, v in kwargs.items() if not isinstance(v, torch.Tensor)}
+    names = [name for name in tensors_of(kwargs) if name != "xz"]
 
     class Mixer(torch.nn.Module):
         def __init__(self):
             super().__init__()
-            tensors = {n: v for n, v in tensors_of(kwargs).items() if n != "xz"}
-            self.weights = torch.nn.ParameterDict(tensors)
+            for name in names:
+                setattr(self, name, torch.nn.Parameter(kwargs[name]))
 
         def forward(self, xz):
-            return public("mamba_inner")(xz, **dict(self.weights), **options)
+            weights = {name: getattr(self, name) for name in names}
+            return public("mamba_inner")(xz, **weights, **options)
 
     model = Mixer()
     exported = export(model, (kwargs["xz"],)).module()
@@ -145,7 +150,7 @@ def test_parameters_of_an_exported_module_get_gradients():
 
 LOAD = """
 import statescan, torch
-inputs, expected = torch.load({data!r})
+inputs, expected = torch.load({data!r}, weights_only=True)
 program = torch.export.load({path!r}).module()
 with torch.no_grad():
     found = program(inputs)
@@ -155,7 +160,20 @@ print("equal")
 """
 
 
-@pytest.mark.parametrize("op", ["selective_scan", "mamba_inner", "selective_state_update"])
+@pytest.mark.parametrize(
+    "op",
+    [
+        "selective_scan",
+        "mamba_inner",
+        pytest.param(
+            "selective_state_update",
+            marks=pytest.mark.skipif(
+                TORCH_VERSION < (2, 5),
+                reason=f"torch {torch.__version__} cannot load programs with in-place custom ops",
+            ),
+        ),
+    ],
+)
 def test_saved_program_runs_in_a_new_process(op, tmp_path):
     """The new process imports statescan and torch, in this order, and calls no op itself."""
     with torch.no_grad():
@@ -216,7 +234,7 @@ def test_update_of_a_buffer(op):
 
 AOTI = """
 import statescan, torch
-inputs, expected = torch.load({data!r})
+inputs, expected = torch.load({data!r}, weights_only=True)
 found = torch._inductor.aoti_load_package({path!r})(inputs)
 found = found if isinstance(found, (tuple, list)) else (found,)
 for a, b in zip((*found, *inputs.values()), expected, strict=True):

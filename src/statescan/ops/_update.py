@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from statescan.backends.base import OpRequest
 from statescan.dispatch import select
@@ -44,6 +45,10 @@ def register_update(
         check_values(args)
         chosen = select(args[-1], request(args))
         chosen.function(name, "")(*args[:-1])
+        for index in written:
+            # Kernels write through pointers, so autograd would not notice a saved tensor's change.
+            if args[index] is not None and not args[index].is_inference():
+                increment_version(args[index])
 
     def fake(*args: Any) -> None:
         return None
@@ -51,7 +56,10 @@ def register_update(
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> NoReturn:
         fail_transformed(name)
 
-    return define(schema, run, fake, vmap)
+    overload = define(schema, run, fake, vmap)
+    arguments = enumerate(overload._schema.arguments)
+    written = [i for i, a in arguments if a.alias_info is not None and a.alias_info.is_write]
+    return overload
 
 
 def update_request(op: str, named: Mapping[str, Tensor | None], dims: dict[str, int]) -> OpRequest:

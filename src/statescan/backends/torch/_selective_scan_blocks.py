@@ -123,8 +123,8 @@ def time_last(values: Tensor, like: Tensor) -> Tensor:
     return out
 
 
-def fold(values: Tensor, axis: int, out: Tensor | None = None) -> Tensor:
-    """Sum over ``axis`` by halving, in place but for the last addition, which goes to ``out``.
+def fold(values: Tensor, axis: int) -> Tensor:
+    """Sum over ``axis`` by halving, in place but for the last addition, which is a new tensor.
 
     ``torch.sum`` adds in an order that can depend on the number of threads; this one cannot.
     """
@@ -135,11 +135,27 @@ def fold(values: Tensor, axis: int, out: Tensor | None = None) -> Tensor:
         values.narrow(axis, 0, size - half).add_(upper)
         size = half
     if size == 2:
-        return torch.add(values.select(axis, 0), values.select(axis, 1), out=out)
-    total = values.select(axis, 0) if size == 1 else values.sum(axis)
-    return total.clone() if out is None else out.copy_(total)
+        return values.select(axis, 0) + values.select(axis, 1)
+    return values.select(axis, 0).clone() if size == 1 else values.sum(axis)
 
 
 def pieces(size: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """The tensors in pieces of ``size`` along their first axis, side by side."""
     return zip(*(tensor.split(size) for tensor in tensors), strict=True)
+
+
+def save_states(target: Tensor, state: Tensor) -> None:
+    """Write (rows, dstate, dim) states as (rows, dim, dstate).
+
+    Row by row, since torch transposes dense matrices several times faster than other tensors.
+    """
+    for row, values in zip(target, state, strict=True):
+        row.copy_(values.t())
+
+
+def load_states(saved: Tensor) -> Tensor:
+    """(rows, dim, dstate) states as a new (rows, dstate, dim) tensor."""
+    states = saved.new_empty((saved.shape[0], saved.shape[2], saved.shape[1]))
+    for row, values in zip(states, saved, strict=True):
+        row.copy_(values.t())
+    return states

@@ -15,12 +15,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from statescan.backends.torch._selective_scan_blocks import (
-    fold,
-    pieces,
-    time_first,
-    time_last,
-)
+from statescan.backends.torch._selective_scan_blocks import pieces, time_first, time_last
 from statescan.backends.torch._selective_scan_steps import accumulate
 from statescan.backends.torch.sequences import SequencePlan
 
@@ -39,7 +34,6 @@ class Weights:
 
     def __init__(self, tensor: Tensor, dim: int, dtype: torch.dtype) -> None:
         self.tensor = tensor
-        self.dim = dim
         self.dtype = dtype
         self.constant = tensor.t().to(dtype).contiguous() if tensor.dim() == 2 else None
         ngroups = dim if tensor.dim() == 2 else tensor.shape[1]
@@ -126,20 +120,20 @@ class LoadedWeights:
             for weight_part, values_part, out_part in parts:
                 torch.mul(values_part, weight_part, out=out_part)
 
-    def read(self, states: Tensor, channels: slice, scratch: Tensor, piece: int) -> Tensor:
-        """Real part of the sum over dstate of weights times states; overwrites ``scratch``."""
+    def read(self, states: Tensor, channels: slice) -> Tensor:
+        """Real part of the sum over dstate of weights times states, (steps, rows, dim)."""
+        total = states.new_zeros((*states.shape[:2], states.shape[3]))
         for weight, span in self._parts(channels, len(states)):
-            parts = pieces(piece, weight, states[..., span], scratch[..., span])
-            for weight_part, states_part, out_part in parts:
-                torch.mul(states_part, weight_part, out=out_part)
-        total = states.new_empty((*states.shape[:2], states.shape[3]))
-        for scratch_part, total_part in pieces(piece, scratch, total):
-            fold(scratch_part, 2, out=total_part)
+            # One state of all tokens at a time: less is written than by products and their sum.
+            parts = zip(states[..., span].unbind(2), weight.unbind(2), strict=True)
+            out = total[..., span]
+            for states_part, weight_part in parts:
+                out.addcmul_(states_part, weight_part)
         return total.real.contiguous() if total.is_complex() else total
 
-    def output(self, states: Tensor, channels: slice, scratch: Tensor, piece: int) -> Tensor:
+    def output(self, states: Tensor, channels: slice) -> Tensor:
         """``read``, twice for complex states: each stands for itself and its conjugate twin."""
-        total = self.read(states, channels, scratch, piece)
+        total = self.read(states, channels)
         return total.mul_(2) if states.is_complex() else total
 
     def _parts(self, channels: slice, steps: int) -> Iterator[tuple[Tensor, slice]]:

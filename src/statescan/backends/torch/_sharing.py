@@ -32,21 +32,22 @@ class Sharing:
     _refused_until = 0.0
 
     def __init__(self, device: torch.device, elements: int) -> None:
-        alone = torch.get_num_threads() == 1 or device.type != "cpu" or elements <= UNSHARED
-        self._work = None if alone else torch.zeros(4 * UNSHARED)
-        self.on = alone or (time.monotonic() >= Sharing._refused_until and self._prompt(3))
+        self._alone = torch.get_num_threads() == 1 or device.type != "cpu" or elements <= UNSHARED
+        self.on = self._alone or (
+            time.monotonic() >= Sharing._refused_until and self._prompt(trials=3)
+        )
 
     def ask(self) -> None:
         """Look again; a refusal stands for the rest of the call, and for others for a second."""
-        if self._work is not None and self.on:
-            self.on = self._prompt(1)
+        if self.on and not self._alone:
+            self.on = self._prompt(trials=1)
 
     def _prompt(self, trials: int) -> bool:
         """Whether shared operations end in time, that is, other threads' cores are free."""
-        assert self._work is not None
+        work = torch.empty(4 * UNSHARED)
         for _ in range(trials):
             start = time.perf_counter()
-            self._work.add_(1)
+            work.fill_(1.0)
             if time.perf_counter() - start > _PATIENCE_S:
                 Sharing._refused_until = time.monotonic() + _RETRY_AFTER_S
                 return False

@@ -11,23 +11,25 @@ What belongs to single tokens (softplus, skip, gate) is done in the layout of x.
 
 Memory. Blocks are at most about 1e6 elements, whatever seqlen is; two live at a time here and three
 in the backward, taken once a call. Nothing of size batch x dim x seqlen x dstate exists. Forward
-and backward of 1 x 1536 x 8192 x 16 in float32 grow the process by 1.08 times the inputs, outputs
+and backward of 1 x 1536 x 8192 x 16 in float32 grow the process by 1.07 times the inputs, outputs
 and gradients, saved states included (all states alone would be 2.3 times those).
 
-Threads. torch shares the operations of a whole chunk between its threads; a step is too small for
-that. Results have equal bits whatever their number: every sum has a fixed order, and functions
-are chosen whose value does not depend on where a thread's part ends.
+Threads. What is done to a chunk's tokens, and one step, is too small for torch to share. What is
+done to a chunk's states is shared where torch's threads are free (``_sharing.py``), else done in
+pieces. Results have equal bits whatever the number of threads: every sum has a fixed order, and
+nothing is shared whose value depends on where a thread's part ends.
 
 Sequences. Where one begins, the state is replaced, not multiplied by zero. Padding forms runs of
 its own with inputs selected away, so inside it the saved states are zero; nobody reads those.
 On an accelerator packing costs one or two synchronisations (``sequences.py``), else there is none.
 
 Measured with ``benchmarks/scan_torch.py`` against the naive algorithm (1 x 1536 x 512 x 16,
-float32, softplus, D, gate; processor time of one Zen 3 core on a busy machine, torch 2.13):
-forward 85 ms against 605 (7.1 times), forward + backward 398 ms against 58,100 (146 times). Tried
-and dropped: ``bmm`` for the sums (5 % faster, but its bits can depend on threads and its precision
-on TF32 settings), and several chunks in lockstep to spare calls at dim 256 (everything is walked
-twice, which takes what it saves).
+float32, softplus, D, gate; one Zen 3 core of a busy machine, processor time, torch 2.13): forward
+80 to 106 ms against 418 to 508 (5 times), forward + backward 260 to 350 ms against 57,400 (160
+times); with two threads beside busy processes 3 to 6 times and over 100 times. Tried and dropped:
+``bmm`` for the sums (5 % faster, but its bits can depend on threads and its precision on TF32
+settings), and several chunks in lockstep to spare calls at dim 256 (everything is walked twice,
+which takes what it saves).
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from statescan.backends.outputs import compute_dtype, selective_scan_fwd_outputs
-from statescan.backends.torch._selective_scan_blocks import time_first, time_last
+from statescan.backends.torch._selective_scan_blocks import save_states, time_first, time_last
 from statescan.backends.torch._selective_scan_inputs import Memory, Scan, Tile, prepare
 from statescan.backends.torch._selective_scan_steps import Ends, cross, fill_decay, walk
 from statescan.backends.torch._selective_scan_weights import LoadedWeights
@@ -129,8 +131,7 @@ class _Forward:
         B.spread(time_first(dt * x, scan.compute), channels, states[1:], piece)
         walk(decay, states, boundaries, tile.start, self.ends.of(channels))
         state[..., channels] = states[-1]
-        # decay is not needed any more: its memory holds the products.
-        y = time_last(C.output(states[1:], channels, decay, piece), self.out)
+        y = time_last(C.output(states[1:], channels), self.out)
         scan.store(self.out, tile, self._finish(y, x, tile))
 
     def _finish(self, y: Tensor, x: Tensor, tile: Tile) -> Tensor:
@@ -140,12 +141,3 @@ class _Forward:
         if self.z is None:
             return y
         return y * F.silu(self.scan.load(self.z, tile))
-
-
-def save_states(target: Tensor, state: Tensor) -> None:
-    """Write (rows, dstate, dim) states as (rows, dim, dstate).
-
-    Row by row, since torch transposes dense matrices several times faster than other tensors.
-    """
-    for row, values in zip(target, state, strict=True):
-        row.copy_(values.t())

@@ -25,7 +25,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from statescan.backends.outputs import compute_dtype, empty_gradients
-from statescan.backends.torch._selective_scan_blocks import fold, pieces, time_first, time_last
+from statescan.backends.torch._selective_scan_blocks import (
+    fold,
+    load_states,
+    pieces,
+    time_first,
+    time_last,
+)
 from statescan.backends.torch._selective_scan_inputs import Memory, Scan, Tile, prepare
 from statescan.backends.torch._selective_scan_steps import (
     Ends,
@@ -218,10 +224,7 @@ class _Backward:
         if self.z is None:
             return dout
         z = self.scan.load(self.z, tile)
-        scratch = self.memory.view(2, tile)
-        y = time_last(
-            C.output(block.states[1:], tile.channels, scratch, self.memory.piece(tile)), self.dz
-        )
+        y = time_last(C.output(block.states[1:], tile.channels), self.dz)
         if self.scan.D is not None:
             y = y + self.scan.D[tile.channels] * block.x
         self.scan.store(self.dz, tile, torch.ops.aten.silu_backward(dout * y, z))
@@ -259,10 +262,10 @@ class _Backward:
             decay_piece.mul_(before).mul_(gradient)
         p, scratch = decay, states[1:]
         scan.B.add_gradient(dweights[0], g, block.inputs, channels, scratch, piece)
-        dinput = B.adjoint().read(g, channels, scratch, piece)
+        dinput = B.adjoint().read(g, channels)
         accumulate(self.sums.dA[:, channels], p, block.steps)
         A = LoadedWeights(scan.A[None, None], None).adjoint()
-        self._store(tile, block, dy, dinput, A.read(p, channels, scratch, piece))
+        self._store(tile, block, dy, dinput, A.read(p, channels))
 
     def _store(self, tile: Tile, block: _Block, dy: Tensor, dinput: Tensor, dstep: Tensor) -> None:
         """dx and ddt of a tile, and its part of dD and ddt_bias.
@@ -301,11 +304,3 @@ class _Block:
     decay: Tensor
     states: Tensor
     entered: dict[int, Tensor] = field(default_factory=dict)
-
-
-def load_states(saved: Tensor) -> Tensor:
-    """(rows, dim, dstate) states as a new (rows, dstate, dim) tensor."""
-    states = saved.new_empty((saved.shape[0], saved.shape[2], saved.shape[1]))
-    for row, values in zip(states, saved, strict=True):
-        row.copy_(values.t())
-    return states
