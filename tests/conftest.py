@@ -7,6 +7,7 @@ Fixtures that only one folder needs belong in that folder's conftest.
 from __future__ import annotations
 
 import math
+import signal
 import sys
 from pathlib import Path
 
@@ -18,6 +19,12 @@ HELPERS = TESTS / "helpers"
 
 # Test files say `from helpers.<module> import ...`.
 sys.path.insert(0, str(TESTS))
+
+
+def pytest_configure(config):
+    """A shell starts background jobs with SIGINT ignored, and children inherit that: undo it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

@@ -152,7 +152,10 @@ def test_ctrl_c_of_a_real_process():
     assert process.stdout.readline()
     time.sleep(0.5)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    try:
+        _, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
     assert process.returncode == 130
     assert err.strip() == "interrupted"
 

@@ -10,7 +10,7 @@ import threading
 
 import pytest
 import torch
-from helpers.differential import leaves_of
+from helpers.differential import BACKENDS, leaves_of
 from helpers.integration import SEQUENCE_OPS, TORCH_WARNINGS, backend_calls, make, public, weigh
 from torch.utils.checkpoint import checkpoint
 
@@ -19,8 +19,12 @@ import statescan
 pytestmark = pytest.mark.filterwarnings(*TORCH_WARNINGS)
 
 
-def setting(op):
-    kwargs = make(op, "bare")
+LONG = {"selective_scan": "chunk_edge_above", "mamba_inner": "chunks"}
+"""Cases with more tokens than lie between two saved states."""
+
+
+def setting(op, case="bare"):
+    kwargs = make(op, case)
     leaves = leaves_of(kwargs)
     return {**kwargs, **leaves}, list(leaves.values())
 
@@ -54,7 +58,7 @@ def test_automatic_choice_is_kept_too(op):
         loss = weigh(public(op)(**kwargs))
         with statescan.use_backend("reference"):
             torch.autograd.grad(loss, leaves)
-    assert [call.backend for call in ran] == ["torch", "torch"]
+    assert [call.backend for call in ran] == [BACKENDS[0]] * 2
 
 
 @pytest.mark.parametrize("op", SEQUENCE_OPS)
@@ -112,3 +116,19 @@ def test_backend_that_vanishes_before_the_backward_is_named(monkeypatch):
     monkeypatch.setattr(ReferenceBackend, "availability", lambda self: gone)
     with pytest.raises(BackendUnavailableError, match="it was unloaded"):
         torch.autograd.grad(loss, leaves)
+
+
+@pytest.mark.parametrize("op", SEQUENCE_OPS)
+@pytest.mark.parametrize(("first", "then"), [("reference", "torch"), ("torch", "reference")])
+def test_traced_graph_stays_right_when_the_choice_changes_in_between(op, first, then):
+    """Its backward chooses for itself, so what a forward saves must serve every backend."""
+    kwargs, leaves = setting(op, LONG.get(op, "bare"))
+    expected = torch.autograd.grad(weigh(public(op)(**kwargs)), leaves)
+    compiled = torch.compile(public(op), backend="aot_eager", fullgraph=True)
+    with statescan.use_backend(first):
+        loss = weigh(compiled(**kwargs))
+    with backend_calls() as ran, statescan.use_backend(then):
+        found = torch.autograd.grad(loss, leaves)
+    assert [(call.backend, call.direction) for call in ran] == [(then, "bwd")]
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)

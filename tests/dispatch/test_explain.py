@@ -10,6 +10,7 @@ import logging
 
 import pytest
 import torch
+from helpers.differential import BACKENDS
 
 import statescan
 from statescan.backends.base import Support
@@ -102,7 +103,7 @@ class TestPublicFunction:
             *(statescan.causal_conv1d_update, self.x[..., 0], state, self.weight),
             cache_seqlens=torch.zeros(2, dtype=torch.int32),
         )
-        assert shown.chosen == "torch"
+        assert shown.chosen == BACKENDS[0]
         assert shown.request.dims == {
             "batch": 2,
             "dim": 4,

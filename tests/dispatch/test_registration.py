@@ -20,7 +20,6 @@ KNOWN = "print(hasattr(torch.ops.statescan, 'selective_scan_fwd'))"
         ("import torch; import statescan.errors; " + KNOWN, True),
         ("import statescan, torch; " + KNOWN, True),
         ("import statescan; import torch.nn; import torch; " + KNOWN, True),
-        ("import statescan.ops, torch; " + KNOWN, True),
         ("from statescan import causal_conv1d; import torch; " + KNOWN, True),
         (ASK + "import torch; " + KNOWN, True),
         ("import torch; " + KNOWN, False),

@@ -82,7 +82,7 @@ def plain(op: str) -> Callable[..., Any]:
 
 
 def as_tuple(results: Any) -> tuple[torch.Tensor, ...]:
-    return tuple(results) if isinstance(results, tuple | list) else (results,)
+    return tuple(results) if isinstance(results, (tuple, list)) else (results,)
 
 
 def weigh(results: Any) -> torch.Tensor:

@@ -377,6 +377,24 @@ def test_results_may_be_changed_in_place(op):
 
 
 @pytest.mark.parametrize("op", SEQUENCE_OPS)
+def test_channel_last_results_may_be_changed_in_place(op):
+    """They are no views of other memory, which torch would refuse to change under autograd."""
+    kwargs = make(op, "bare", torch.float64)
+    name = "xz" if op == "mamba_inner" else "x"
+    x = kwargs[name].transpose(1, 2).contiguous().transpose(1, 2)
+    kwargs |= {name: x, "return_final_states": True}
+    factor = torch.tensor(2.0, requires_grad=True)
+    for context in (torch.no_grad(), torch.enable_grad()):
+        with context:
+            results = public(op)(**kwargs)
+        weigh([result.mul_(factor) for result in results]).backward()
+    changed = public(op)(**{**kwargs, name: x.requires_grad_()})
+    weigh([result.mul_(2) for result in changed]).backward()
+    expected = run_sequence(public(op), kwargs)[f"d{name}"]
+    torch.testing.assert_close(x.grad, 2 * expected)
+
+
+@pytest.mark.parametrize("op", SEQUENCE_OPS)
 def test_graph_is_freed_without_the_garbage_collector(op):
     """No reference cycle keeps activations alive after the last result is gone."""
     call, tensors = positional(op, SMALL[op])

@@ -15,6 +15,7 @@ from helpers.integration import TORCH_WARNINGS, public
 from helpers.op_inputs import conv_inputs, inner_inputs, scan_inputs, state_inputs, taps_inputs
 
 from statescan import errors
+from statescan.dispatch import all_backends
 from statescan.errors import (
     ArgumentError,
     DeviceError,
@@ -328,7 +329,9 @@ EXACT = [
     ),
     (
         "causal_conv1d_update",
-        {"conv_state": torch.ones(6, 4, 2), "intermediate_states": None, "num_accepted_tokens": None},
+        dict(
+            conv_state=torch.ones(6, 4, 2), intermediate_states=None, num_accepted_tokens=None
+        ),
         ShapeError,
         "causal_conv1d_update: argument 'conv_state' has state_len 2 for width 4.\n"
         "It must keep at least width - 1 = 3 tokens.\n"
@@ -405,13 +408,14 @@ def test_slots_that_are_padding_may_be_anything(name):
 
 @pytest.mark.parametrize("backend", ["cudnn", "Torch", ""])
 def test_unknown_backend(backend):
+    known = ", ".join(there.name for there in all_backends())
     for op, kwargs in CALLS:
         before = {name: tensor.clone() for name, tensor in tensors_of(kwargs).items()}
         with pytest.raises(ArgumentError) as caught:
             public(op)(**kwargs, backend=backend)
         assert str(caught.value) == (
             f"backend {backend!r}, asked for by the argument backend=, is not known.\n"
-            "It must be 'auto' or one of: torch, reference.\n"
+            f"It must be 'auto' or one of: {known}.\n"
             "`statescan backends` lists them and says which can run here."
         )
         assert all(torch.equal(kwargs[name], tensor) for name, tensor in before.items())
@@ -422,7 +426,8 @@ def test_every_error_class_is_caught_by_the_builtin_that_fits():
     builtin = {
         "ArgumentError": ValueError, "ShapeError": ValueError, "DeviceError": ValueError,
         "DtypeError": TypeError,
-        "SlotIndexError": IndexError, "BackendUnavailableError": RuntimeError, "GradientError": RuntimeError,
+        "SlotIndexError": IndexError, "BackendUnavailableError": RuntimeError,
+        "GradientError": RuntimeError,
     }  # fmt: skip
     for name, kind in builtin.items():
         assert issubclass(getattr(errors, name), kind)

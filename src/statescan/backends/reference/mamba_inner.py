@@ -13,6 +13,7 @@ from torch import Tensor
 
 from statescan.backends.outputs import compute_dtype, mamba_inner_fwd_outputs
 from statescan.backends.reference._gradients import gradients
+from statescan.backends.torch import mamba_inner as torch_inner
 from statescan.reference.mamba_inner import mamba_inner_ref
 
 _TENSORS = (
@@ -42,9 +43,11 @@ def mamba_inner_fwd(*args: Any) -> tuple[Tensor, ...]:
         results = _run(tensors, options)
     for output, result in zip(outputs[:3], results, strict=True):
         output.copy_(result)
-    # The backward starts again from the inputs: nothing reads what other backends would save.
-    for saved in outputs[3:]:
-        saved.zero_()
+    if save_states:
+        # A traced graph may run its backward on another backend, which reads them.
+        made = torch_inner.mamba_inner_fwd(*args)[3:]
+        for saved, value in zip(outputs[3:], made, strict=True):
+            saved.copy_(value)
     return outputs
 
 

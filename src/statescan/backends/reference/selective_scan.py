@@ -13,6 +13,7 @@ from torch import Tensor
 
 from statescan.backends.outputs import compute_dtype, selective_scan_fwd_outputs
 from statescan.backends.reference._gradients import gradients
+from statescan.backends.torch import selective_scan as torch_scan
 from statescan.reference.selective_scan import selective_scan_ref
 
 
@@ -41,8 +42,13 @@ def selective_scan_fwd(
         results = _scan(*inputs, seq_idx, cu_seqlens, dt_softplus, reverse)
         out.copy_(results[0])
         final_states.copy_(results[1])
-    # The backward starts again from the inputs: nothing reads what other backends would save.
-    chunk_states.zero_()
+    if save_states:
+        # A traced graph may run its backward on another backend, which reads them.
+        chunk_states.copy_(
+            torch_scan.selective_scan_fwd(
+                *(*inputs, seq_idx, cu_seqlens, dt_softplus, reverse, save_states)
+            )[2]
+        )
     return outputs
 
 
