@@ -17,8 +17,10 @@ import torch
 TESTS = Path(__file__).resolve().parent
 HELPERS = TESTS / "helpers"
 
-# Test files say `from helpers.<module> import ...`.
+# Test files say `from helpers.<module> import ...`; processes that a test spawns import the test's
+# own file by its full name, tests.<folder>.<module>.
 sys.path.insert(0, str(TESTS))
+sys.path.append(str(TESTS.parent))
 
 
 def pytest_configure(config):

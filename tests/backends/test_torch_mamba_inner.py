@@ -164,7 +164,10 @@ def test_one_double_input_makes_all_arithmetic_double():
     assert mixed[0][0].dtype == torch.float32
     assert mixed[1][0].dtype == torch.float32
     assert torch.equal(mixed[0][0], exact[0][0].float())
-    assert torch.equal(mixed[1][1], exact[1][1])
+    # Not bit for bit: the cast makes x dense, and torch's loops depend on strides.
+    for one, other in zip(mixed[1][1:], exact[1][1:], strict=True):
+        if other.numel():
+            torch.testing.assert_close(one, other, rtol=1e-13, atol=1e-13)
 
 
 def test_weight_gradients_of_half_precision_are_summed_in_float32():

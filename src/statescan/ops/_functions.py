@@ -87,6 +87,15 @@ def _make_backward(op: SequenceOp, backward: Any) -> Any:
     return named(f"{op.name}_bwd", Backward)
 
 
+def _is_transformed(op: str, tensors: Sequence[Tensor | None]) -> bool:
+    """Whether a backward is itself differentiated or mapped over; refuses forward mode."""
+    if torch.compiler.is_compiling():
+        return False
+    if forward_mode_active():
+        refuse_forward_mode(op, tensors)
+    return torch.is_grad_enabled() or transforms_active()
+
+
 def _make_eager(op: SequenceOp, forward: Any, backward: Any, backward_function: Any) -> Any:
     """The road of ordinary autograd: least overhead (docs/design/0003)."""
     num_options, num_inputs, num_outputs = len(op.options), len(op.inputs), op.num_outputs
@@ -104,17 +113,12 @@ def _make_eager(op: SequenceOp, forward: Any, backward: Any, backward_function: 
 
         @staticmethod
         def backward(ctx: Any, *douts: Tensor) -> tuple[Any, ...]:
-            saved, run = ctx.saved_tensors, backward
+            saved = ctx.saved_tensors
             gradients: Sequence[Tensor]
-            if not torch.compiler.is_compiling():
-                if forward_mode_active():
-                    refuse_forward_mode(op.name, (*douts, *saved))
-                if torch.is_grad_enabled() or transforms_active():
-                    run = None
-            if run is None:
+            if _is_transformed(op.name, (*douts, *saved)):
                 gradients = backward_function.apply(ctx.backend, *ctx.options, *douts, *saved)
             else:
-                gradients = run(*douts, *saved, *ctx.options, ctx.backend)
+                gradients = backward(*douts, *saved, *ctx.options, ctx.backend)
             return (*[None] * (1 + num_options), *_dress(op, gradients, saved[:num_inputs]))
 
     return named(op.name, Eager)
