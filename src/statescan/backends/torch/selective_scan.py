@@ -23,10 +23,10 @@ Sequences. Where one begins, the state is replaced, not multiplied by zero. Padd
 its own with inputs selected away, so inside it the saved states are zero; nobody reads those.
 On an accelerator packing costs one or two synchronisations (``sequences.py``), else there is none.
 
-Measured with ``benchmarks/scan_torch.py`` against the naive algorithm (1 x 1536 x 512 x 16,
-float32, softplus, D, gate; one Zen 3 core of a busy machine, processor time, torch 2.13): forward
-80 to 106 ms against 418 to 508 (5 times), forward + backward 260 to 350 ms against 57,400 (160
-times); with two threads beside busy processes 3 to 6 times and over 100 times. Tried and dropped:
+Measured against the naive algorithm (1 x 1536 x 512 x 16, float32, softplus, D, gate; Zen 3, torch
+2.13): forward 80 to 106 ms against 418 to 508 in one core's processor time (5 times); with two
+threads on a machine shared with others 2.3 to 5.7 times in eight runs, 3.3 in the median, and
+forward + backward 343 ms against 36.8 s (107 times). Tried and dropped:
 ``bmm`` for the sums (5 % faster, but its bits can depend on threads and its precision on TF32
 settings), and several chunks in lockstep to spare calls at dim 256 (everything is walked twice,
 which takes what it saves).
