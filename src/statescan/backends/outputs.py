@@ -48,7 +48,12 @@ def empty_activation(
     batch, channels, seqlen = like.shape
     channels = channels if dim is None else dim
     if is_channel_last(like):
-        return like.new_empty((batch, seqlen, channels), dtype=dtype).transpose(1, 2)
+        # Not a transposed view: torch lets nobody change in place a view made without gradients.
+        strides = (seqlen * channels, 1, channels)
+        kind = like.dtype if dtype is None else dtype
+        return torch.empty_strided(
+            (batch, channels, seqlen), strides, dtype=kind, device=like.device
+        )
     return like.new_empty((batch, channels, seqlen), dtype=dtype)
 
 
