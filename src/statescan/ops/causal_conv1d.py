@@ -138,7 +138,7 @@ def causal_conv1d(
     _shapes.check_positive(_NAME, "weight", "width", sizes["width"])
     known = packed_dims(_NAME, x, tensors)
     if initial_states is not None:
-        known.update(dim=sizes["dim"], state_len=sizes["width"] - 1)
+        known["dim"], known["state_len"] = sizes["dim"], sizes["width"] - 1
         tensors["initial_states"] = initial_states
         _shapes.bind(_NAME, _STATES_PATTERN, tensors, known, like=x)
         _shapes.check_real(_NAME, tensors, ("initial_states",))
