@@ -55,7 +55,8 @@ def nan_empty(monkeypatch):
 
     for name in ("empty", "empty_like", "empty_strided"):
         monkeypatch.setattr(torch, name, poison(getattr(torch, name)))
-    monkeypatch.setattr(torch.Tensor, "new_empty", poison(torch.Tensor.new_empty))
+    for name in ("new_empty", "new_empty_strided"):
+        monkeypatch.setattr(torch.Tensor, name, poison(getattr(torch.Tensor, name)))
 
 
 def pytest_runtest_setup(item):

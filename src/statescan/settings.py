@@ -22,7 +22,7 @@ class Variable(NamedTuple):
 VARIABLES = (
     Variable(
         "STATESCAN_BACKEND",
-        "auto | reference | torch",
+        "auto | cpu | torch | reference",
         "Forces one backend for every op of the process; a call that it cannot run raises.",
     ),
     Variable(

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from statescan import dispatch, ops
+from statescan.backends import native
 from statescan.backends.base import ALL_OPS, Support
 from statescan.backends.torch import TorchBackend
 from statescan.cli.explain import FLAGS, SIZES
@@ -29,11 +30,11 @@ def test_json(run):
     )
     document = json.loads(outcome.out)
     assert document["schema_version"] == 1
-    assert document["chosen"] == "torch"
+    assert document["chosen"] == ("torch" if native.status().library is None else "cpu")
     assert document["request"]["dtypes"] == {"x": "bfloat16"}
     assert document["request"]["sizes"] == {"dstate": 8}
     assert document["request"]["options"] == ["seq_idx"]
-    assert [row["backend"] for row in document["backends"]] == ["torch", "reference"]
+    assert [row["backend"] for row in document["backends"]] == ["cpu", "torch", "reference"]
 
 
 def test_forced(run):
@@ -66,6 +67,26 @@ def test_options_of_another_op_are_refused(run, args, wrong):
     assert outcome.err.startswith(f"error: explain: {args[0]} has no {wrong}.\nIt has --")
 
 
+@pytest.mark.parametrize("device", ["nonsense", "", "cpu:x", "cuda,cpu"])
+def test_a_device_that_torch_does_not_know(run, device):
+    outcome = run("explain", "selective_scan", "--device", device)
+    assert outcome.code == 2
+    assert outcome.err.startswith(f"error: explain: --device {device!r} is no device of this torch")
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:7", "xpu", "mps", "meta"])
+def test_a_device_that_is_not_in_this_machine(run, device):
+    outcome = run("explain", "selective_scan", "--device", device, "--json")
+    assert outcome.code == 0
+    assert json.loads(outcome.out)["request"]["device"] == device.partition(":")[0]
+
+
+def test_two_kinds_of_packing_at_once_are_no_call(run):
+    outcome = run("explain", "causal_conv1d", "--seq-idx", "--cu-seqlens")
+    assert outcome.code == 2
+    assert "--seq-idx and --cu-seqlens are both given" in outcome.err
+
+
 @pytest.mark.parametrize("op", ALL_OPS)
 def test_the_options_are_those_of_real_requests(op, monkeypatch):
     """What the command can describe is what dispatch is asked, over all cases of the op."""
@@ -83,8 +104,7 @@ def test_the_options_are_those_of_real_requests(op, monkeypatch):
     required = _required(seen)
     flags = set().union(*(request.flags for request in seen)) - required
     sizes = {name for request in seen for name in request.dims}
-    # Decode requests name tensors only; leaving these two out of the command would surprise.
-    assert set(FLAGS[op]) - {"dt_softplus", "silu"} == flags - {"dt_softplus", "silu"}
+    assert set(FLAGS[op]) == flags
     assert set(SIZES[op]) == sizes
 
 

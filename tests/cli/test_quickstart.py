@@ -7,6 +7,7 @@ import pytest
 from helpers.tiny_models import tiny_lm
 
 from statescan import dispatch, models
+from statescan.backends import native
 from statescan.backends.base import ALL_OPS, Support
 from statescan.backends.reference import ReferenceBackend
 from statescan.backends.torch import TorchBackend
@@ -14,6 +15,9 @@ from statescan.cli import _checks, _measure, quickstart
 from statescan.cli._checks import QUICK_CASES, check_op
 from statescan.models import ByteTokenizer
 from statescan.testing.cases import get_case
+
+AUTOMATIC = ("torch",) if native.status().library is None else ("cpu", "torch")
+"""What ``auto`` may choose here, in its order."""
 
 
 @pytest.fixture
@@ -39,11 +43,13 @@ def test_end_to_end_as_a_user(spawn):
     assert "And God said" in outcome.out
     assert "All verdicts hold." in outcome.out
     for op in ALL_OPS:
-        assert re.search(rf"^{op} +torch +float32 .* ok$", outcome.out, re.MULTILINE)
+        for backend in AUTOMATIC:
+            assert re.search(rf"^{op} +{backend} +float32 .* ok$", outcome.out, re.MULTILINE)
     assert re.search(r"^naive algorithm +forward +[\d.]+ +[\d.]+ MiB$", outcome.out, re.MULTILINE)
     for way in ("forward", r"forward \+ backward"):
-        pattern = rf"^backend torch +{way} +[\d.]+ +[\d.]+ MiB$"
-        assert re.search(pattern, outcome.out, re.MULTILINE)
+        for backend in AUTOMATIC:
+            pattern = rf"^backend {backend} +{way} +[\d.]+ +[\d.]+ MiB$"
+            assert re.search(pattern, outcome.out, re.MULTILINE)
 
 
 def test_all_parts_in_order(quick):
@@ -64,18 +70,17 @@ def test_json_is_one_document_with_everything(quick):
     document = json.loads(outcome.out)
     assert document["schema_version"] == 1
     assert document["passed"] is True
-    assert [row["backend"] for row in document["backends"]] == ["torch", "reference"]
+    assert [row["backend"] for row in document["backends"]] == ["cpu", "torch", "reference"]
     checks = {(row["op"], row["backend"], row["dtype"]) for row in document["checks"]}
     assert checks == {
         (op, backend, dtype)
         for op in ALL_OPS
-        for backend in ("torch", "reference")
+        for backend in (*AUTOMATIC, "reference")
         for dtype in quickstart.DTYPES
     }
     assert [(row["version"], row["direction"]) for row in document["speed"]["rows"]] == [
         ("naive", "fwd"),
-        ("torch", "fwd"),
-        ("torch", "fwd_bwd"),
+        *((backend, way) for backend in AUTOMATIC for way in ("fwd", "fwd_bwd")),
     ]
     assert document["generation"]["prompt"] == "ab"
     assert document["generation"]["error"] is None

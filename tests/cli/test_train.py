@@ -112,6 +112,11 @@ def test_ctrl_c_of_a_real_run_keeps_what_was_learned(run, text, tmp_path):
         ("--dtype", "int8"),
         ("--held-out", "1"),
         ("--seqlen", "100000"),
+        ("--batch", "99999999999"),
+        ("--seed", "99999999999999999999"),
+        ("--threads", "99999999999"),
+        ("--device", "meta"),
+        ("--device", "nowhere"),
     ],
     ids=" ".join,
 )
@@ -122,6 +127,24 @@ def test_wrong_values_are_usage_errors(run, text, tmp_path, args):
     assert outcome.out == ""
     assert "error: " in outcome.err
     assert not out.exists()
+
+
+def test_an_empty_out_is_not_the_current_folder(run, text, tmp_path, monkeypatch):
+    """As left by a variable of the shell that is not set."""
+    monkeypatch.chdir(tmp_path)
+    outcome = run("train", "--text", text, "--out", "", *TINY, "--steps", "1")
+    assert outcome.code == 2
+    assert outcome.err.startswith("error: train: got out=''.")
+    assert not (tmp_path / "config.json").exists()
+
+
+def test_an_out_that_is_a_file(run, text, tmp_path):
+    out = tmp_path / "out"
+    out.write_text("mine")
+    outcome = run("train", "--text", text, "--out", str(out), *TINY, "--steps", "1")
+    assert outcome.code == 2
+    assert "cannot be made" in outcome.err
+    assert out.read_text() == "mine"
 
 
 def test_what_does_not_fit_together(run, text, tmp_path):

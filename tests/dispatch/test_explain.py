@@ -121,6 +121,17 @@ class TestPublicFunction:
         assert shown.request.flags == {"silu", "reverse"}
         assert shown.request.dtypes == {"x": "float64", "weight": "float32"}
 
+    def test_options_of_a_decode_step_are_flags(self):
+        state = torch.randn(2, 4, 3)
+        conv = (statescan.causal_conv1d_update, self.x[..., 0], state, self.weight)
+        assert statescan.explain(*conv, activation="silu").request.flags == {"silu"}
+        assert statescan.explain(*conv).request.flags == frozenset()
+        x, A, B = self.x[..., 0], -torch.ones(4, 3), torch.ones(2, 3)
+        scan = (statescan.selective_state_update, state, x, x, A, B, B)
+        assert statescan.explain(*scan, dt_softplus=True).request.flags == {"dt_softplus"}
+        assert statescan.explain(*scan, D=A[:, 0]).request.flags == {"D"}
+        assert "with dt_softplus" in str(statescan.explain(*scan, dt_softplus=True))
+
     def test_backend_argument(self):
         shown = statescan.explain("causal_conv1d", self.x, self.weight, backend="reference")
         assert shown.chosen == "reference"
@@ -136,6 +147,9 @@ class TestPublicFunction:
             (("conv",), "explain: 'conv' is not an op.\nIt must be one of: selective_scan, "),
             ((len,), "explain: 'len' is not an op."),
             (("causal_conv1d", 1, 2, 3, 4, 5), "explain: the arguments are not those of "),
+            (("causal_conv1d", 1, 2), "explain: the arguments do not make a call of causal_"),
+            (("causal_conv1d", x[0], x), "explain: the arguments do not make a call of causal_"),
+            (("causal_conv1d_update", x, 1, 2), "explain: the arguments do not make a call of "),
         ],
     )
     def test_mistakes(self, args, text):

@@ -5,7 +5,7 @@ import pytest
 import torch
 from helpers.tiny_models import tiny_lm
 
-from statescan.errors import ArgumentError, SlotIndexError
+from statescan.errors import ArgumentError, DtypeError, SlotIndexError
 from statescan.nn import InferenceCache
 
 
@@ -83,6 +83,29 @@ def test_rows_outside_are_refused(cache: InferenceCache, rows) -> None:
         with pytest.raises((SlotIndexError, ArgumentError), match=r"0 to 2|exactly one"):
             call(rows)
     assert all(torch.equal(a, b) for a, b in zip(flat(cache), flat(before), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("rows", "dtype"),
+    [
+        (torch.tensor([True, False, True]), "bool"),
+        ([True, False, True], "bool"),
+        (torch.tensor([0.0, 1.0, 2.0]), "float32"),
+        ([0.5, 1.0, 2.0], "float32"),
+    ],
+)
+def test_masks_and_fractions_are_no_rows(cache: InferenceCache, rows, dtype) -> None:
+    """A mask read as numbers would pick rows 0 and 1, whatever it means."""
+    before = cache.clone()
+    for call in (cache.select, cache.reorder):
+        with pytest.raises(DtypeError, match=rf"has dtype {dtype}.*\n.*row numbers.*\n.*nonzero"):
+            call(rows)
+    assert all(torch.equal(a, b) for a, b in zip(flat(cache), flat(before), strict=True))
+
+
+@pytest.mark.parametrize("rows", [[], torch.tensor([], dtype=torch.long)])
+def test_no_rows_at_all(cache: InferenceCache, rows) -> None:
+    assert cache.select(rows).batch_size == 0
 
 
 def test_other_bad_arguments_are_refused(cache: InferenceCache) -> None:

@@ -425,7 +425,44 @@ BAD_CALLS = [
     (ShapeError, r"batch, 1, d_model=16", lambda m: m.step(draw(2, 2, 16), *CACHE(m, 2))),
     (ShapeError, r"states of 3 rows.*\n.*needs 2", lambda m: m(draw(2, 3, 16), CACHE(m, 3))),
     (ArgumentError, "layer_idx", lambda m: m(draw(2, 3, 16), InferenceCache([CACHE(m, 2)]))),
-]
+    (
+        ArgumentError, "states of 1 layers, and layer_idx is 5",
+        lambda m: tiny_mixer(layer_idx=5)(draw(2, 3, 16), InferenceCache([CACHE(m, 2)])),
+    ),
+    (DtypeError, "'hidden_states' is a list", lambda m: m([1.0])),
+    (DtypeError, "'hidden_states' is a list", lambda m: m.step([1.0], *CACHE(m, 2))),
+    (
+        DtypeError, r"step.*float64.*\n.*float32",
+        lambda m: m.step(draw(2, 1, 16).double(), *CACHE(m, 2)),
+    ),
+    (DtypeError, "'cache' is a tuple", lambda m: m(draw(2, 3, 16), tuple(CACHE(m, 2)))),
+    (DtypeError, "'cache' is a int", lambda m: m(draw(2, 3, 16), 2)),
+    (
+        DtypeError, "'cu_seqlens' is a list",
+        lambda m: m(draw(1, 3, 16), CACHE(m, 1), cu_seqlens=[0, 3]),
+    ),
+    (ArgumentError, "batch_size=-1", lambda m: CACHE(m, -1)),
+    (ArgumentError, "batch_size=2.0", lambda m: CACHE(m, 2.0)),
+    (ArgumentError, "made in torch.inference_mode", lambda m: m(draw(2, 3, 16), FROZEN(m))),
+    (ArgumentError, "made in torch.inference", lambda m: no_grad(m, draw(2, 1, 16), FROZEN(m))),
+    (GradientError, "ssm_state of 'cache' requires grad", lambda m: m(draw(2, 3, 16), LEARNED(m))),
+]  # fmt: skip
+
+
+@torch.no_grad()
+def no_grad(mixer: Mamba, *args):
+    return mixer(*args)
+
+
+def FROZEN(mixer: Mamba):  # noqa: N802
+    with torch.inference_mode():
+        return CACHE(mixer, 2)
+
+
+def LEARNED(mixer: Mamba):  # noqa: N802
+    cache = CACHE(mixer, 2)
+    cache.ssm_state.requires_grad_()
+    return cache
 
 
 def CACHE(mixer: Mamba, rows: int):  # noqa: N802
@@ -443,9 +480,47 @@ def test_bad_input_is_refused_before_anything_is_written(kind, message, call) ->
 @pytest.mark.parametrize(
     "arguments",
     [{"d_state": 0}, {"d_conv": 0}, {"dt_rank": 0}, {"expand": 0}, {"d_state": 1.5},
-     {"dt_init": "zero"}, {"dt_min": 0.0}, {"dt_min": 1.0, "dt_max": 0.1}],
+     {"dt_init": "zero"}, {"dt_min": 0.0}, {"dt_min": 1.0, "dt_max": 0.1}, {"d_model": "16"},
+     {"d_model": None}, {"d_model": 16.0}, {"expand": math.nan}, {"expand": math.inf},
+     {"expand": "2"}, {"expand": -1.0}],
 )  # fmt: skip
 def test_bad_sizes_are_refused(arguments) -> None:
     (name, value), *_ = arguments.items()
-    with pytest.raises(ArgumentError, match=str(value) if name != "expand" else "d_inner=0"):
+    with pytest.raises(ArgumentError, match=f"{name}={value!r}"):
         tiny_mixer(**arguments)
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.int32, torch.bool])
+def test_dtypes_that_cannot_hold_weights_are_refused(dtype) -> None:
+    with pytest.raises(DtypeError, match=f"dtype={str(dtype).removeprefix('torch.')}"):
+        tiny_mixer(dtype=dtype)
+
+
+PACKINGS = [
+    (ShapeError, "'seq_idx' has shape", {"seq_idx": torch.zeros(2, 4, dtype=torch.int32)}),
+    (DtypeError, "'seq_idx' has dtype float32", {"seq_idx": torch.zeros(2, 5)}),
+    (DtypeError, "'seq_idx' is a list", {"seq_idx": [[0] * 5] * 2}),
+    (ArgumentError, "batch 2", {"cu_seqlens": torch.tensor([0, 5])}),
+    (DtypeError, "'cu_seqlens' is a list", {"cu_seqlens": [0, 5]}),
+    (DtypeError, "'cu_seqlens' has dtype float32", {"cu_seqlens": torch.tensor([0.0, 5.0])}),
+    (ArgumentError, r"is \[0, 4, 2, 5\]", {"cu_seqlens": torch.tensor([0, 4, 2, 5])}),
+    (ArgumentError, r"is \[0, 9\]", {"cu_seqlens": torch.tensor([0, 9])}),
+    (
+        ArgumentError, "are both given",
+        {"seq_idx": torch.zeros(1, 5, dtype=torch.int32), "cu_seqlens": torch.tensor([0, 5])},
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("road", ["fused", "called", "hooked"])
+@pytest.mark.parametrize(("kind", "message", "packing"), PACKINGS)
+def test_wrong_packing_is_named_on_every_road(kind, message, packing, road) -> None:
+    """Also where the convolution is a module that is called for each sequence."""
+    mixer = tiny_mixer(use_fast_path=road == "fused")
+    if road == "hooked":
+        mixer.conv1d.register_forward_hook(lambda *args: None)
+    alone = "cu_seqlens" in packing and "batch 2" not in message
+    batch = 1 if alone else 2
+    with pytest.raises(kind, match=message) as caught:
+        mixer(draw(batch, 5, 16), **packing)
+    assert str(caught.value).count("\n") < 6

@@ -179,8 +179,11 @@ class TestForwardModeRaises:
 
     def test_a_level_without_tangents_is_no_obstacle(self):
         call, tensors = positional("selective_scan", SMALL["selective_scan"])
+        expected = torch.autograd.grad(weigh(call(*tensors)), tensors)
         with forward_ad.dual_level():
-            torch.autograd.grad(weigh(call(*tensors)), tensors)
+            found = torch.autograd.grad(weigh(call(*tensors)), tensors)
+        for gradient, other in zip(found, expected, strict=True):
+            assert_equal({"": gradient}, {"": other})
 
     @pytest.mark.parametrize("op", SEQUENCE_OPS)
     @pytest.mark.parametrize(
@@ -425,6 +428,20 @@ def test_nothing_is_saved_without_grad_mode(op, context):
     ((_, args),) = recorded.calls
     if op != "causal_conv1d":
         assert args[-2] is False, "save_states without an input that requires grad"
+
+
+@pytest.mark.parametrize("op", SEQUENCE_OPS)
+def test_grad_mode_inside_inference_mode_records_nothing(op):
+    """As torch's own ops: the outer mode wins, and the call works."""
+    kwargs = {**SMALL[op], **leaves_of(SMALL[op])}
+    with torch.inference_mode(), torch.enable_grad():
+        found = as_tuple(public(op)(**kwargs))
+        assert not torch.sin(next(iter(leaves_of(SMALL[op]).values()))).requires_grad
+    with torch.no_grad():
+        expected = as_tuple(public(op)(**kwargs))
+    for result, other in zip(found, expected, strict=True):
+        assert not result.requires_grad
+        assert torch.equal(result, other)
 
 
 @pytest.mark.parametrize("expand", [True, False], ids=["one_number", "transposed"])

@@ -380,3 +380,33 @@ def test_packed_tokens_of_unknown_number():
         function = torch.compile(keep_some, backend="aot_eager", fullgraph=True, dynamic=True)
         for result, other in zip(function(mask, **kwargs), keep_some(mask, **kwargs), strict=True):
             torch.testing.assert_close(result, other)
+
+
+@pytest.mark.parametrize(
+    ("op", "name", "value"),
+    [
+        ("selective_scan", "dt_softplus", "false"),
+        ("selective_scan", "return_final_states", 1),
+        ("causal_conv1d", "reverse", "no"),
+        ("mamba_inner", "norm_eps", "small"),
+        ("selective_state_update", "pad_slot_id", "none"),
+    ],
+)
+@pytest.mark.skipif(
+    TORCH_VERSION < (2, 5), reason=f"Dynamo of torch {torch.__version__} cannot trace a raise"
+)
+def test_options_of_a_wrong_type_are_named_by_compiled_code(op, name, value):
+    kwargs = {**make(op, "bare"), name: value}
+    with pytest.raises(Exception, match=f"argument '{name}' is "):
+        compiled(public(op))(**kwargs)
+
+
+@pytest.mark.parametrize("op", UPDATES)
+def test_pad_slot_id_may_change_between_calls_of_compiled_code(op):
+    """A padding mark that differs from call to call is an integer like any other to the checks."""
+    kwargs = make(op, "pad_slot")
+    function = compiled(public(op))
+    for pad in (kwargs["pad_slot_id"], 6, -1):
+        with torch.no_grad():
+            found = run(op, function, {**kwargs, "pad_slot_id": pad})
+            assert_equal(found, run(op, public(op), {**kwargs, "pad_slot_id": pad}))

@@ -288,6 +288,16 @@ def test_steps_of_a_mixer_are_its_forward(seqlen, changes):
         assert_close(runs[0], whole, tolerance("mamba_inner", torch.float32))
 
 
+@torch.no_grad()
+def test_many_steps_of_a_mixer_are_its_forward():
+    """B62: rounding does not add up over a thousand tokens."""
+    mixer = tiny(d_model=4)
+    hidden = Draw(1).normal(1, 1024, 4)
+    cache = mixer.allocate_inference_cache(1)
+    steps = torch.cat([mixer(token, cache) for token in hidden.split(1, 1)], 1)
+    assert_close(steps, mixer(hidden), tolerance("mamba_inner", torch.float32))
+
+
 @pytest.mark.parametrize(
     "changes", [{}, {"bias": True}, {"conv_bias": False}, {"use_fast_path": False}]
 )

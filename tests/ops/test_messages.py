@@ -109,7 +109,12 @@ def test_every_tensor_argument_is_given_wrong_below():
 def test_the_calls_are_right_before_they_are_made_wrong():
     for op, kwargs in CALLS:
         copies = {n: v.clone() if isinstance(v, torch.Tensor) else v for n, v in kwargs.items()}
-        public(op)(**copies)
+        result = public(op)(**copies)
+        out = result[0] if isinstance(result, tuple) else result
+        assert out.isfinite().all() and out.any(), op
+        for name, value in tensors_of(kwargs).items():
+            written = name in ("ssm_state", "conv_state", "intermediate_states", "out")
+            assert torch.equal(copies[name], value) is not written, f"{op}: {name}"
 
 
 @pytest.mark.parametrize(("op", "kwargs", "name"), ARGUMENTS)
@@ -321,6 +326,12 @@ EXACT = [
         "Pass 'state_batch_indices', (batch,), to choose slots from a larger pool.",
     ),
     (
+        "causal_conv1d_update", {"cache_seqlens": torch.tensor([0, 3, -1])}, ArgumentError,
+        "causal_conv1d_update: argument 'cache_seqlens' holds -1.\n"
+        "It counts the tokens that a row has seen, so it must be at least 0.\n"
+        "Give a padding row a negative slot index instead.",
+    ),
+    (
         "causal_conv1d_update", {"conv_state": torch.ones(6, 4, 2)}, ShapeError,
         "causal_conv1d_update: argument 'intermediate_states' has shape (3, 2, 4, 3).\n"
         "It must be (batch=3, kept_tokens, dim=4, state_len=2); "
@@ -354,6 +365,33 @@ EXACT = [
 def test_exact_text(op, change, kind, text):
     kwargs = next(kwargs for name, kwargs in CALLS if name == op)
     assert refused(op, {**kwargs, **change}, kind) == text
+
+
+WEIGHTS = [
+    ("causal_conv1d", "weight"), ("causal_conv1d_update", "weight"), ("mamba_inner", "conv_weight"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("op", "name"), WEIGHTS)
+def test_width_zero(op, name):
+    kwargs = call_of(op)
+    text = refused(op, {**kwargs, name: kwargs[name][:, :0], **states_of(op, 0)}, ShapeError)
+    assert text.startswith(f"{op}: argument '{name}' has width 0.\nIts width must be at least 1.")
+
+
+def states_of(op, state_len):
+    """States that fit, so that nothing but the width is wrong."""
+    if op != "mamba_inner":
+        return {"initial_states": None} if op == "causal_conv1d" else {}
+    return {"conv_initial_states": torch.zeros(2, 4, state_len)}
+
+
+@pytest.mark.parametrize(("op", "name"), WEIGHTS)
+def test_weight_of_a_conv_module(op, name):
+    kwargs = call_of(op)
+    text = refused(op, {**kwargs, name: kwargs[name].unsqueeze(1)}, ShapeError)
+    hint = f"A torch.nn.Conv1d weight is (dim, 1, width): pass {name}.squeeze(1)."
+    assert text.endswith(hint)
 
 
 @pytest.mark.parametrize("op", ["selective_scan", "causal_conv1d", "mamba_inner"])
@@ -403,7 +441,83 @@ def test_slots_that_are_padding_may_be_anything(name):
     """-1, other negative numbers and pad_slot_id are no mistakes, however often they come."""
     kwargs = state_inputs(4, slots=3) | {"pad_slot_id": 77}
     kwargs |= {"state_batch_indices": torch.tensor([0, 1, 2, 77])}
-    public("selective_state_update")(**{**kwargs, name: torch.tensor([-1, -9, 77, 77])})
+    before = kwargs["ssm_state"].clone()
+    out = public("selective_state_update")(**{**kwargs, name: torch.tensor([-1, -9, 77, 77])})
+    assert not out.any()
+    assert torch.equal(kwargs["ssm_state"], before)
+
+
+FLAGS = [
+    ("selective_scan", "dt_softplus"), ("selective_scan", "reverse"),
+    ("selective_scan", "return_final_states"), ("selective_state_update", "dt_softplus"),
+    ("causal_conv1d", "reverse"), ("causal_conv1d", "return_final_states"),
+    ("mamba_inner", "dt_softplus"), ("mamba_inner", "reverse"),
+    ("mamba_inner", "return_final_states"),
+]  # fmt: skip
+
+
+def call_of(op):
+    return next(kwargs for name, kwargs in CALLS if name == op)
+
+
+def test_every_flag_is_given_wrong_below():
+    for op in {op for op, _ in CALLS}:
+        for name, parameter in inspect.signature(public(op)).parameters.items():
+            assert ((op, name) in FLAGS) == (parameter.annotation == "bool"), f"{op}: {name}"
+
+
+@pytest.mark.parametrize(("op", "name"), FLAGS)
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("false", "'false' (str)"), (1, "1 (int)"), (None, "None (NoneType)"),
+        (torch.tensor(True), "of type Tensor"),
+        ([False] * 9, "[False, False, False, False, False, F... (list)"),
+    ],
+    ids=["str", "int", "None", "tensor", "list"],
+)  # fmt: skip
+def test_flag_that_is_no_bool(op, name, value, shown):
+    """A text such as "false" would otherwise count as true."""
+    assert refused(op, {**call_of(op), name: value}, DtypeError) == (
+        f"{op}: argument '{name}' is {shown}.\n"
+        "It must be True or False.\n"
+        f"Pass {name}=True or {name}=False, or leave it out."
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "text"),
+    [
+        ("1e-6", DtypeError, "is '1e-6' (str).\nIt must be a Python number."),
+        (None, DtypeError, "is None (NoneType).\nIt must be a Python number."),
+        (True, DtypeError, "is True (bool).\nIt must be a Python number."),
+        (torch.tensor(1e-6), DtypeError, "is of type Tensor.\nIt must be a Python number."),
+        (-1e-6, ArgumentError, "is -1e-06.\nIt must be at least 0."),
+        (float("nan"), ArgumentError, "is nan.\nIt must be at least 0."),
+    ],
+    ids=["str", "None", "bool", "tensor", "negative", "nan"],
+)
+def test_norm_eps_that_is_no_number(value, kind, text):
+    kwargs = {**call_of("mamba_inner"), "norm_eps": value}
+    assert f"argument 'norm_eps' {text}" in refused("mamba_inner", kwargs, kind)
+
+
+@pytest.mark.parametrize("op", ["selective_state_update", "causal_conv1d_update"])
+@pytest.mark.parametrize(
+    ("value", "kind", "text"),
+    [
+        ("-1", DtypeError, "is '-1' (str).\nIt must be a Python integer."),
+        (-1.0, DtypeError, "is -1.0 (float).\nIt must be a Python integer."),
+        (None, DtypeError, "is None (NoneType).\nIt must be a Python integer."),
+        (torch.tensor(-1), DtypeError, "is of type Tensor.\nIt must be a Python integer."),
+        (2**63, ArgumentError, f"is {2**63}.\nIt must fit into 64 bits."),
+        (-(2**63) - 1, ArgumentError, f"is {-(2**63) - 1}.\nIt must fit into 64 bits."),
+    ],
+    ids=["str", "float", "None", "tensor", "too large", "too small"],
+)
+def test_pad_slot_id_that_is_no_integer(op, value, kind, text):
+    kwargs = {**call_of(op), "pad_slot_id": value}
+    assert f"argument 'pad_slot_id' {text}" in refused(op, kwargs, kind)
 
 
 @pytest.mark.parametrize("backend", ["cudnn", "Torch", ""])
@@ -419,6 +533,49 @@ def test_unknown_backend(backend):
             "`statescan backends` lists them and says which can run here."
         )
         assert all(torch.equal(kwargs[name], tensor) for name, tensor in before.items())
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"), [(None, "None (NoneType)"), (5, "5 (int)"), (b"torch", "b'torch' (bytes)")]
+)
+@pytest.mark.parametrize("op", sorted({op for op, _ in CALLS}))
+def test_backend_that_is_no_name(op, value, shown):
+    """Bytes too, which torch would take for a text."""
+    assert refused(op, {**call_of(op), "backend": value}, ArgumentError) == (
+        f"{op}: argument 'backend' is {shown}.\n"
+        "It must be a name such as 'auto' or 'torch'.\n"
+        "`statescan backends` lists the names."
+    )
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("op", sorted({op for op, _ in CALLS}))
+def test_sparse_and_nested_tensors(op):
+    name = next(iter(inspect.signature(public(op)).parameters))
+    dense = call_of(op)[name]
+    nested = torch.nested.nested_tensor(list(dense))
+    for tensor, kind in ((dense.to_sparse(), "sparse_coo"), (nested, "nested")):
+        with pytest.raises(ArgumentError) as caught:
+            public(op)(**{**call_of(op), name: tensor})
+        assert str(caught.value).startswith(f"{op}: argument '{name}' is a {kind} tensor.\nIt must")
+
+
+@pytest.mark.parametrize("op", ["selective_state_update", "causal_conv1d_update"])
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_tensors_of_inference_mode_are_not_written_outside_of_it(op, number):
+    """torch would raise as well, but only after the state has changed and the result has not."""
+    state = "ssm_state" if op == "selective_state_update" else "conv_state"
+    name = (state, "intermediate_states", "out")[number]
+    kwargs = call_of(op)
+    with torch.inference_mode():
+        frozen = kwargs[name].clone()
+    with torch.no_grad():
+        text = refused(op, {**kwargs, name: frozen}, ArgumentError)
+        assert f"argument '{name}' was made in torch.inference_mode, and this call is not." in text
+    copies = {n: t.clone() for n, t in tensors_of(kwargs).items()}
+    with torch.inference_mode():
+        out = public(op)(**{**copies, name: frozen})
+    assert out.isfinite().all()
 
 
 def test_every_error_class_is_caught_by_the_builtin_that_fits():

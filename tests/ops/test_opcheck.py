@@ -6,8 +6,12 @@ What torch.compile makes of the public functions is in test_compile.py.
 
 from __future__ import annotations
 
+import inspect
+import re
+
 import pytest
 import torch
+from helpers.differential import POOLS
 from helpers.integration import (
     SEQUENCE_OPS,
     TORCH_WARNINGS,
@@ -135,6 +139,47 @@ def test_ops_keep_the_strides_that_were_traced():
             assert torch.Tag.pt2_compliant_tag in tags
             exact = getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order)
             assert exact in tags
+
+
+def overloads():
+    for op in OPS:
+        for name in [op] if op in UPDATES else [f"{op}_fwd", f"{op}_bwd"]:
+            yield op, getattr(torch.ops.statescan, name).default
+
+
+def test_schemas():
+    """The backend is a text argument of each; no lists; what is written is returned by none."""
+    for op, overload in overloads():
+        schema = overload._schema
+        assert (schema.arguments[-1].name, str(schema.arguments[-1].type)) == ("backend", "str")
+        kinds = {str(argument.type) for argument in schema.arguments}
+        assert kinds <= {"Tensor", "Optional[Tensor]", "bool", "float", "int", "str"}, schema
+        written = [a.name for a in schema.arguments if a.alias_info is not None]
+        if op in UPDATES:
+            assert schema.returns == []
+            assert set(written) == {POOLS[op], "intermediate_states", "out"}
+        else:
+            assert written == []
+            assert all(returned.alias_info is None for returned in schema.returns)
+
+
+@pytest.mark.parametrize("key", ["CPU", "CUDA", "XPU", "MPS", "PrivateUse1"])
+def test_every_device_reaches_dispatch(key):
+    """One implementation for all: also a device that nobody thought of is asked about."""
+    for _, overload in overloads():
+        has = torch._C._dispatch_has_computed_kernel_for_dispatch_key
+        assert has(overload._schema.name, key), (overload, key)
+        direct = torch._C._dispatch_has_kernel_for_dispatch_key
+        assert direct(overload._schema.name, "CompositeExplicitAutograd")
+        assert not direct(overload._schema.name, key)
+
+
+def test_docstrings_say_in_their_first_paragraph_what_is_written():
+    for op in OPS:
+        first = inspect.getdoc(public(op)).partition("\n\n")[0]
+        written = {POOLS[op], "intermediate_states", "out"} if op in UPDATES else set()
+        arguments = set(inspect.signature(public(op)).parameters)
+        assert set(re.findall(r"``(\w+)``", first)) & arguments - {"xz"} == written, op
 
 
 def test_no_other_op_is_registered():

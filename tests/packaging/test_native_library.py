@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import platform
+import re
 import struct
 import sys
 from pathlib import Path
@@ -12,11 +13,23 @@ from pathlib import Path
 import pytest
 
 from statescan.backends import native
+from statescan.backends.cpu import abi
 from statescan.errors import BackendUnavailableError
 
 pytestmark = pytest.mark.packaging
 
 ROOT = Path(__file__).resolve().parents[2]
+HEADER = ROOT / "src/statescan/kernels/cpu/abi.h"
+WORD = 8
+OTHER_EXPORTS = {
+    "statescan_abi_version",
+    "statescan_isa_level",
+    "statescan_launch",
+    "statescan_layout",
+    "statescan_set_pool",
+    "statescan_use_isa",
+    "statescan_vector_bytes",
+}
 SIGNATURE = ctypes.CFUNCTYPE(
     ctypes.c_int,
     ctypes.c_void_p,
@@ -73,22 +86,96 @@ def test_library_needs_no_other_library(library):
     undefined = [s.name for s in symbols if s.name and s.entry.st_shndx == "SHN_UNDEF"]
     exported = {s.name for s in symbols if s.name and s.entry.st_shndx != "SHN_UNDEF"}
     assert undefined == []
-    assert exported == {
-        "statescan_abi_version",
-        "statescan_isa_level",
-        "statescan_launch",
-        "statescan_layout",
-    }
+    kernels = {f"statescan_{name}" for name in native.KERNELS}
+    assert exported == OTHER_EXPORTS | kernels
+
+
+def test_python_declares_what_the_header_exports():
+    declared = re.findall(r"STATESCAN_EXPORT\s[^;]*?\b(statescan_\w+)\(", HEADER.read_text())
+    assert len(declared) == len(set(declared))
+    assert set(declared) == OTHER_EXPORTS | {f"statescan_{name}" for name in native.KERNELS}
+
+
+def layout_in_python():
+    """(offset, size) by (struct, field), from both tables of structs."""
+    found = {}
+    for name, structure in native.STRUCTURES.items():
+        found[name, ""] = (0, ctypes.sizeof(structure))
+        for field, _ in structure._fields_:
+            place = getattr(structure, field)
+            found[name, field] = (place.offset, place.size)
+    for name, fields in abi.STRUCTURES.items():
+        offset = 0
+        for field in fields:
+            size = WORD * abi.words(field)
+            found[name, field.partition(":")[0]] = (offset, size)
+            offset += size
+        found[name, ""] = (0, offset)
+    return found
 
 
 def test_every_struct_has_the_same_layout_in_c_and_in_python(library):
-    in_python = {}
-    for name, structure in native.STRUCTURES.items():
-        in_python[name, ""] = (0, ctypes.sizeof(structure))
-        for field, _ in structure._fields_:
-            place = getattr(structure, field)
-            in_python[name, field] = (place.offset, place.size)
-    assert native.layout(library.handle) == in_python
+    assert native.layout(library.handle) == layout_in_python()
+
+
+def test_no_struct_is_described_twice():
+    assert not native.STRUCTURES.keys() & abi.STRUCTURES.keys()
+
+
+def test_every_struct_of_the_header_has_rows(library):
+    """Also those that only lie in others, so that no field moves unseen."""
+    declared = set(re.findall(r"^struct (\w+) \{", HEADER.read_text(), re.MULTILINE))
+    assert {structure for structure, _ in native.layout(library.handle)} == declared
+
+
+def test_every_field_of_a_struct_has_a_row(library):
+    """The rows of a struct fill it from its first byte to its last, without a gap."""
+    rows = native.layout(library.handle)
+    for name in {structure for structure, _ in rows}:
+        places = sorted(place for (owner, field), place in rows.items() if owner == name and field)
+        ends = [offset + size for offset, size in places]
+        assert [offset for offset, _ in places] == [0, *ends[:-1]], name
+        assert ends[-1] == rows[name, ""][1], name
+
+
+def test_parameters_of_kernels_are_made_of_words(library):
+    """What ``abi.pack`` needs: it packs integers of 8 bytes one behind the other."""
+    assert ctypes.sizeof(ctypes.c_void_p) == WORD
+    for (name, field), (offset, size) in native.layout(library.handle).items():
+        if name in abi.STRUCTURES:
+            assert (offset % WORD, size % WORD) == (0, 0), (name, field)
+
+
+def test_packing_puts_nested_fields_in_their_order():
+    numbers = iter(range(1, 100))
+    fields = abi.STRUCTURES["statescan_causal_conv1d_fwd"]
+    values = [tuple(next(numbers) for _ in range(abi.words(field))) for field in fields]
+    packed = abi.pack("causal_conv1d_fwd", *(v if len(v) > 1 else v[0] for v in values))
+    assert abi.words_of(packed) == tuple(range(1, next(numbers)))
+
+
+def test_each_kernel_has_a_struct_of_its_name_or_is_told_otherwise(library):
+    for name in native.KERNELS:
+        function = getattr(library.handle, f"statescan_{name}")
+        assert function.restype is None
+        assert set(function.argtypes) == {ctypes.c_char_p}
+        assert f"statescan_{name}" in abi.STRUCTURES
+
+
+def test_lower_vector_levels_can_be_chosen_and_left_again(library):
+    use_isa, own = library.handle.statescan_use_isa, library.handle.statescan_isa_level()
+    assert native.ISA_NAMES[own] == library.isa
+    try:
+        widths = []
+        for level in range(own + 1):
+            assert use_isa(level) == level
+            widths.append(library.handle.statescan_vector_bytes())
+        assert widths == sorted(widths)
+        assert set(widths) <= {16, 32, 64}
+        assert use_isa(own + 1) == own
+    finally:
+        assert use_isa(-1) == own
+    assert library.handle.statescan_vector_bytes() == widths[-1]
 
 
 def test_packed_request_has_the_layout_of_the_struct():
@@ -100,7 +187,7 @@ def test_packed_request_has_the_layout_of_the_struct():
 
 
 def test_python_and_header_name_the_same_version_and_levels():
-    header = (ROOT / "src/statescan/kernels/cpu/abi.h").read_text()
+    header = HEADER.read_text()
     assert f"#define STATESCAN_ABI_VERSION {native.ABI_VERSION}\n" in header
     for level, name in native.ISA_NAMES.items():
         assert f"STATESCAN_ISA_{name.upper()} = {level}" in header

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -12,6 +13,7 @@ import tarfile
 import zipfile
 from email.message import Message
 from email.parser import Parser
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -57,6 +59,22 @@ def test_a_compiler_gives_one_wheel_for_every_python(native_wheel):
     assert is_native(native_wheel)
     assert tag_of(native_wheel).startswith("py3-none-")
     assert tag_of(native_wheel) != "py3-none-any"
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="auditwheel reads ELF files only")
+@pytest.mark.skipif(
+    find_spec("auditwheel") is None, reason='auditwheel is not installed: pip install ".[test]"'
+)
+def test_auditwheel_finds_nothing_that_a_system_must_have(native_wheel):
+    command = [sys.executable, "-m", "auditwheel", "show", "--json", str(native_wheel)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    needs = {name: found[name] for name in ("external_libs", "versioned_symbols")}
+    assert needs == {"external_libs": {}, "versioned_symbols": {}}
+    # Instructions beyond the platform's least are in functions that only entry.c chooses.
+    assert found["unsupported_isa"] is False
+    assert not found["pure"]
 
 
 def test_no_compiler_gives_a_pure_wheel(pure_wheel):

@@ -283,13 +283,61 @@ def test_nothing_is_written_before_the_settings_are_checked(config: TrainConfig)
         run(replace(config, seqlen=10_000))
     with pytest.raises(ArgumentError, match="'cuda:77'"):
         run(replace(config, device="cuda:77"))
+    with pytest.raises(ArgumentError, match="'meta' cannot be used"):
+        run(replace(config, device="meta"))
     assert not config.out.exists()
+
+
+def test_a_folder_that_cannot_be_made_stops_before_the_first_step(config: TrainConfig) -> None:
+    config.out.parent.mkdir(parents=True, exist_ok=True)
+    config.out.write_text("a file")
+    for out in (config.out, config.out / "below"):
+        steps: list[int] = []
+        with pytest.raises(ArgumentError, match=r"cannot be made.*\n.*\nGive another --out"):
+            run(replace(config, out=out), on_step=lambda step, _, done=steps: done.append(step))
+        assert steps == []
+    assert config.out.read_text() == "a file"
+
+
+@pytest.mark.parametrize("grad_clip", [1.0, 0.0])
+def test_a_gradient_that_is_no_number_stops_before_the_weights_change(
+    config: TrainConfig, monkeypatch, grad_clip: float
+) -> None:
+    """A loss may be finite and its gradient not; nothing of that reaches what is saved."""
+    real = torch.Tensor.backward
+
+    def spoil(tensor, *args, **kwargs):
+        real(tensor, *args, **kwargs)
+        spoilt.append(tensor)
+        if len(spoilt) == 3:
+            parameter = next(p for p in leaves(tensor) if p.grad is not None)
+            parameter.grad.fill_(math.nan)
+
+    def leaves(tensor):
+        stack, found = [tensor.grad_fn], []
+        while stack:
+            node = stack.pop()
+            if hasattr(node, "variable"):
+                found.append(node.variable)
+            stack += [following for following, _ in node.next_functions if following is not None]
+        return found
+
+    spoilt: list[torch.Tensor] = []
+    monkeypatch.setattr(torch.Tensor, "backward", spoil)
+    with pytest.raises(StatescanError, match="norm of the gradient is nan at step 3"):
+        run(replace(config, save_every=1, grad_clip=grad_clip))
+    weights = load_model(config.out).parameters()
+    assert all(weight.isfinite().all() for weight in weights)
+    assert torch.load(config.out / "training.pt", weights_only=True)["step"] == 2
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [("steps", 0), ("batch", 1.5), ("d_model", True), ("lr", 0.0), ("held_out", 1.0),
-     ("windows", "all"), ("dtype", "int8"), ("beta1", 1.0), ("grad_clip", -1.0)],
+     ("windows", "all"), ("dtype", "int8"), ("beta1", 1.0), ("grad_clip", -1.0), ("seed", 2**63),
+     ("seed", 1.5), ("seed", "x"), ("lr", "0.1"), ("lr", math.inf), ("held_out", None),
+     ("warmup", math.inf), ("warmup", True), ("device", None), ("out", None), ("text", ""),
+     ("text", 3)],
 )  # fmt: skip
 def test_bad_settings_are_refused(config: TrainConfig, name: str, value) -> None:
     with pytest.raises(ArgumentError, match=f"{name}={value!r}"):

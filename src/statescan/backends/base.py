@@ -78,6 +78,14 @@ class Backend(ABC):
         function: Callable[..., Any] = getattr(module, entry)
         return function
 
+    def plan(self, op: str) -> Callable[..., Any] | None:
+        """A function that makes a plan for calls of a decode op, where this backend has one.
+
+        It takes what ``function(op, "")`` takes and returns a function of the op's tensors that
+        runs calls of the same form without looking at them again.
+        """
+        return None
+
 
 ALL_OPS = {
     "selective_scan": "selective_scan",

@@ -18,7 +18,7 @@ import statescan
 from statescan import settings
 from statescan.errors import BackendUnavailableError
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 """STATESCAN_ABI_VERSION of ``kernels/cpu/abi.h`` that this module was written for."""
 
 ISA_NAMES = {0: "baseline", 1: "avx2", 2: "avx512", 3: "neon"}
@@ -60,6 +60,14 @@ STRUCTURES: dict[str, type[ctypes.Structure]] = {
     "statescan_layout_row": LayoutRow,
 }
 """The structs that cross the border, by their names in C."""
+
+KERNELS = (
+    *("selective_scan_fwd", "selective_scan_bwd"),
+    *("causal_conv1d_fwd", "causal_conv1d_bwd"),
+    *("selective_state_update", "causal_conv1d_update", "vector_linear", "mamba_step"),
+    "mamba_stack",
+)
+"""The exported CPU kernels; each takes one packed parameter struct."""
 
 LAUNCH_REQUEST = struct.Struct("@4P8I")
 """Packs a :class:`LaunchRequest` in one call, its fields in order; ``params`` 0 means that the
@@ -121,6 +129,11 @@ def require() -> NativeLibrary:
     return found.library
 
 
+def vector_bytes() -> int:
+    """Bytes of one vector of the kernels in use."""
+    return int(require().handle.statescan_vector_bytes())
+
+
 def find(folders: Iterable[Path]) -> NativeStatus:
     """Load the library from the first of ``folders`` that has it."""
     tried = []
@@ -169,5 +182,16 @@ def _declare(handle: ctypes.CDLL) -> None:
     # A request is passed as packed bytes: building a Structure object costs more than the call.
     handle.statescan_launch.argtypes = (ctypes.c_char_p,)
     handle.statescan_launch.restype = ctypes.c_int
+    for kernel in KERNELS:
+        function = getattr(handle, f"statescan_{kernel}")
+        # Decode kernels get the addresses of their tensors as a second list.
+        function.argtypes = (ctypes.c_char_p,) * (1 if kernel.endswith(("_fwd", "_bwd")) else 2)
+        function.restype = None
+    handle.statescan_set_pool.argtypes = (ctypes.c_int, ctypes.c_void_p)
+    handle.statescan_set_pool.restype = None
+    handle.statescan_use_isa.argtypes = (ctypes.c_int,)
+    handle.statescan_use_isa.restype = ctypes.c_int
+    handle.statescan_vector_bytes.argtypes = ()
+    handle.statescan_vector_bytes.restype = ctypes.c_int
     handle.statescan_layout.argtypes = ()
     handle.statescan_layout.restype = ctypes.POINTER(LayoutRow)

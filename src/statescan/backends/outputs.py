@@ -89,6 +89,8 @@ def selective_scan_fwd_outputs(
 
     chunk_states is (batch, nchunks, dim, dstate): entry k is the state before token
     ``k * scan_chunk_size(dstate)`` in the order of processing; 0 elements unless ``save_states``.
+    Where a sequence starts at that token, and inside padding, nobody reads it: a backend may store
+    what it likes there, but numbers.
     """
     batch, dim, seqlen = x.shape
     dstate = A.shape[1]

@@ -130,11 +130,31 @@ def build_request(args: argparse.Namespace) -> OpRequest:
                 f"It has {', '.join(_option(name) for name in known)}.\n"
                 "Leave the option out, or name another op."
             )
+    if {"seq_idx", "cu_seqlens"} <= flags:
+        raise options.UsageError(
+            "explain: --seq-idx and --cu-seqlens are both given.\n"
+            "One of them says where sequences begin, and a call with both is refused.\n"
+            "Leave one of them out."
+        )
     dtypes = {"x": args.dtype}
     if "complex" in flags:
         wide = "complex128" if args.dtype == "float64" else "complex64"
         dtypes |= dict.fromkeys(("A", "B", "C"), wide)
-    return OpRequest(args.op, args.device.split(":")[0], dtypes, given, frozenset(flags))
+    return OpRequest(args.op, _device_type(args.device), dtypes, given, frozenset(flags))
+
+
+def _device_type(name: str) -> str:
+    """The type in a device's name; the device need not be there, but torch must know the type."""
+    import torch
+
+    try:
+        return torch.device(name).type
+    except RuntimeError as error:
+        raise options.UsageError(
+            f"explain: --device {name!r} is no device of this torch ({torch.__version__}).\n"
+            "It must be a type such as cpu or cuda, which need not be in this machine.\n"
+            "Leave --device out for the CPU."
+        ) from error
 
 
 def _described(request: OpRequest) -> str:

@@ -30,6 +30,9 @@ DTYPES = {
 }
 """Accepted spellings of dtypes, and torch's names for them."""
 
+MOST_THREADS = 1024
+"""More would end the process inside the threading library, with nothing said by us."""
+
 Subparsers = Any
 """What ``ArgumentParser.add_subparsers`` returns; argparse has no public name for it."""
 
@@ -93,7 +96,7 @@ def add_threads(parser: argparse.ArgumentParser) -> None:
     """``--threads``."""
     parser.add_argument(
         *("--threads",),
-        type=positive_int,
+        type=thread_count,
         metavar="N",
         help="CPU threads (default: torch's choice)",
     )
@@ -107,6 +110,14 @@ def positive_int(text: str) -> int:
 def natural_int(text: str) -> int:
     """An integer of at least 0."""
     return _integer(text, 0)
+
+
+def thread_count(text: str) -> int:
+    """A number of threads that a process can have."""
+    count = _integer(text, 1)
+    if count > MOST_THREADS:
+        raise argparse.ArgumentTypeError(f"{count} is more than {MOST_THREADS}")
+    return count
 
 
 def _integer(text: str, least: int) -> int:
@@ -153,7 +164,8 @@ def torch_device(name: str) -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
-        torch.empty(0, device=device)
+        # Reading a value back refuses devices without values, such as meta.
+        torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).strip().splitlines()[0] if str(error) else type(error).__name__
         raise UsageError(

@@ -93,7 +93,8 @@ def execute(args: argparse.Namespace) -> int:
             "A new run needs a file to learn from.\n"
             "Give --text FILE, or --resume to continue the run in --out."
         )
-    result = train(TrainConfig(**{**values, "out": Path(args.out), "resume": args.resume}))
+    # As typed: an empty --out would as a Path be the current folder.
+    result = train(TrainConfig(**{**values, "out": args.out, "resume": args.resume}))
     if args.json:
         render.document("train", _document(result))
     else:

@@ -7,11 +7,13 @@ A new backend is one line here and one folder in ``statescan.backends``. No choo
 from __future__ import annotations
 
 from statescan.backends.base import Backend
+from statescan.backends.cpu import CpuBackend
 from statescan.backends.reference import ReferenceBackend
 from statescan.backends.torch import TorchBackend
 from statescan.errors import ArgumentError
 
 _BACKENDS: tuple[Backend, ...] = (
+    CpuBackend(),
     TorchBackend(),
     ReferenceBackend(),
 )

@@ -49,6 +49,11 @@ def use_backend(name: str) -> Iterator[None]:
         _forced.reset(token)
 
 
+def forced_name() -> str:
+    """The backend that ``use_backend`` asks for in this context, or "auto"."""
+    return _forced.get()
+
+
 def wanted(argument: str) -> tuple[str, str]:
     """The backend asked for and who asked: ("auto", "") when nobody did."""
     if not isinstance(argument, str):

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from statescan.errors import ArgumentError, SlotIndexError
+from statescan.errors import ArgumentError, DtypeError, SlotIndexError
 
 
 class LayerCache(NamedTuple):
@@ -112,7 +112,16 @@ class InferenceCache:
         self.seqlen_offset = 0
 
     def _rows(self, indices: Tensor | Sequence[int]) -> Tensor:
-        rows = torch.as_tensor(indices, dtype=torch.long, device=self.layers[0].ssm_state.device)
+        device = self.layers[0].ssm_state.device
+        given = indices if isinstance(indices, Tensor) else torch.tensor(list(indices))
+        if given.numel() and given.dtype not in (torch.int32, torch.int64):
+            # A mask or fractions would be taken as row numbers 0 and 1 without a word.
+            raise DtypeError(
+                f"InferenceCache: 'indices' has dtype {str(given.dtype).removeprefix('torch.')}.\n"
+                "It must hold row numbers, int32 or int64.\n"
+                "Turn a mask into row numbers with mask.nonzero().flatten()."
+            )
+        rows = given.to(device, torch.long)
         if rows.dim() != 1:
             raise ArgumentError(
                 f"InferenceCache: 'indices' has shape {tuple(rows.shape)}.\n"

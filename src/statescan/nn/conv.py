@@ -12,6 +12,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from statescan.ops import _shapes
+from statescan.ops._packing import packed_dims
+from statescan.ops._shapes import pattern
+from statescan.ops._values import check_cu_seqlens
+
+_PATTERNS = {
+    "x": pattern("batch dim seqlen"),
+    "seq_idx": pattern("batch seqlen"),
+    "cu_seqlens": pattern("num_bounds"),
+}
+
 
 class _Run(NamedTuple):
     """Tokens start:stop of a row; ``first`` says whether the initial state enters there."""
@@ -36,12 +47,21 @@ def convolve_with_module(
     Returns:
         The convolved x without activation, and the last width - 1 inputs of each sequence.
     """
+    _check_packing({"x": x, "seq_idx": seq_idx, "cu_seqlens": cu_seqlens})
     if initial_states is None:
         num_states = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
         initial_states = x.new_zeros(num_states, x.shape[1], width - 1)
     if seq_idx is None and cu_seqlens is None:
         return _convolve_one(conv, width, x, initial_states)
     return _convolve_runs(conv, width, x, initial_states, _runs(seq_idx, cu_seqlens))
+
+
+def _check_packing(tensors: dict[str, Tensor | None]) -> None:
+    """The ops' own checks, since what comes first here is the module and no op."""
+    name, x = "Mamba.forward", tensors["x"]
+    sizes = _shapes.bind(name, _PATTERNS, tensors, packed_dims(name, x, tensors))
+    _shapes.check_index(name, tensors, ("seq_idx", "cu_seqlens"))
+    check_cu_seqlens(name, tensors["cu_seqlens"], sizes["seqlen"])
 
 
 def step_with_module(conv: nn.Module, width: int, x: Tensor, conv_state: Tensor) -> Tensor:

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from statescan import ops
-from statescan.errors import ArgumentError
+from statescan.nn import checks
 from statescan.nn.cache import InferenceCache, LayerCache
-from statescan.nn.checks import check_cache, check_hidden_states, check_sizes, check_step_input
 from statescan.nn.conv import convolve_with_module, step_with_module
 from statescan.nn.initial_values import initial_A_log, initial_D, initialise_time_step
 from statescan.nn.plain import is_plain
 from statescan.nn.precision import FullPrecisionMixin, TimeStepProjection, full_precision_dtype
+from statescan.ops._fused_decode import fused_mamba_step
 
 _LINEARS = (nn.Linear, TimeStepProjection)
 _CONVS = (nn.Conv1d,)
@@ -32,6 +32,9 @@ class Mamba(FullPrecisionMixin):
     ``A_log``, ``D`` and ``dt_proj.bias`` stay float32 under ``.to(dtype)``, and optimisers that
     look for ``_no_weight_decay`` leave them undecayed. A projection that is wrapped, hooked,
     quantised or otherwise not plain is called as a module; plain ones run in one fused op.
+
+    Under FSDP2 a group of parameters has one dtype: keep the model in float32 and give
+    ``fully_shard`` a ``MixedPrecisionPolicy(param_dtype=torch.bfloat16)``.
 
     Args:
         d_model: Width of the input and the output.
@@ -72,6 +75,9 @@ class Mamba(FullPrecisionMixin):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        checks.check_sizes(d_model=d_model)
+        checks.check_expand(expand)
+        checks.check_dtype(dtype)
         self.d_model = d_model
         self.d_state = d_state
         self.d_conv = d_conv
@@ -80,10 +86,9 @@ class Mamba(FullPrecisionMixin):
         self.dt_rank = math.ceil(d_model / 16) if dt_rank == "auto" else dt_rank
         self.use_fast_path = use_fast_path
         self.layer_idx = layer_idx
-        check_sizes(
-            d_model=d_model, d_state=d_state, d_conv=d_conv, d_inner=self.d_inner,
-            dt_rank=self.dt_rank,
-        )  # fmt: skip
+        checks.check_sizes(
+            d_state=d_state, d_conv=d_conv, d_inner=self.d_inner, dt_rank=self.dt_rank
+        )
         # The order of these draws is the originals', so a seed gives the same model here.
         d_inner = self.d_inner
         self.in_proj = nn.Linear(d_model, 2 * d_inner, bias=bias, device=device, dtype=dtype)
@@ -126,11 +131,11 @@ class Mamba(FullPrecisionMixin):
         Returns:
             (batch, seqlen, d_model) in the dtype of hidden_states.
         """
-        check_hidden_states(hidden_states, self.d_model, self.in_proj)
+        checks.check_hidden_states(hidden_states, self.d_model, self.in_proj)
         layer = self._layer_cache(cache)
         if layer is None:
             return self._mix(hidden_states, None, None, seq_idx, cu_seqlens)[0]
-        check_cache(layer, hidden_states, cu_seqlens)
+        checks.check_cache(layer, hidden_states, cu_seqlens)
         packed = seq_idx is not None or cu_seqlens is not None
         if hidden_states.shape[1] == 1 and not packed and not torch.is_grad_enabled():
             return self.step(hidden_states, *layer)[0]
@@ -160,7 +165,12 @@ class Mamba(FullPrecisionMixin):
             conv_state: (batch, d_inner, state_len >= d_conv - 1), newest input last.
             ssm_state: (batch, d_inner, d_state).
         """
-        check_step_input(hidden_states, self.d_model)
+        checks.check_step_input(hidden_states, self.d_model, self.in_proj)
+        weights = self.step_weights()
+        if weights is not None:
+            fused = fused_mamba_step(hidden_states.squeeze(1), conv_state, ssm_state, weights)
+            if fused is not None:
+                return fused.unsqueeze(1), conv_state, ssm_state
         x, z = self.in_proj(hidden_states.squeeze(1)).chunk(2, dim=-1)
         if is_plain(self.conv1d, _CONVS):
             weight = self.conv1d.weight.squeeze(1)
@@ -186,6 +196,7 @@ class Mamba(FullPrecisionMixin):
         Without ``dtype`` conv_state has the projections' dtype and ssm_state is float32, since
         rounding the recurrent state at every token adds up.
         """
+        checks.check_batch_size(batch_size)
         device = self.A_log.device
         floating = (p.dtype for p in self.in_proj.parameters() if p.is_floating_point())
         conv_dtype = dtype or next(floating, self.A_log.dtype)
@@ -198,13 +209,21 @@ class Mamba(FullPrecisionMixin):
     def _layer_cache(self, cache: LayerCache | InferenceCache | None) -> LayerCache | None:
         if not isinstance(cache, InferenceCache):
             return cache
-        if self.layer_idx is None:
-            raise ArgumentError(
-                "Mamba.forward: 'cache' holds the states of all layers and layer_idx is None.\n"
-                "A mixer must know which of them are its own.\n"
-                "Pass cache[i], or construct Mamba(..., layer_idx=i)."
-            )
-        return cache[self.layer_idx]
+        return cache[checks.check_layer(cache, self.layer_idx)]
+
+    def step_weights(self) -> tuple[Tensor | None, ...] | None:
+        """The parameters in the order of ``fused_mamba_step``.
+
+        None if a projection must be called as a module.
+        """
+        if not (self._all_plain() and is_plain(self.in_proj, _LINEARS)):
+            return None
+        return (
+            *(self.in_proj.weight, self.in_proj.bias),
+            *(self.conv1d.weight.squeeze(1), self.conv1d.bias, self.x_proj.weight),
+            *(self.dt_proj.weight, self.dt_proj.bias, self.A_log, self.D),
+            *(self.out_proj.weight, self.out_proj.bias),
+        )
 
     def _A(self) -> Tensor:  # noqa: N802, named after the tensor
         # A wrapper may have cast A_log behind our back; exp of a bfloat16 is off by percents.

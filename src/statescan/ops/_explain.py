@@ -51,7 +51,16 @@ def explain(op: str | Callable[..., Any], *args: Any, **kwargs: Any) -> Explanat
             "Pass the tensors and options of the call that you want explained."
         ) from error
     bound.apply_defaults()
-    return explain_request(_request(name, module, bound.arguments), backend)
+    try:
+        request = _request(name, module, bound.arguments)
+    except (AttributeError, IndexError, TypeError, ValueError) as error:
+        # Sizes and dtypes are read off the arguments unchecked: a call would name the wrong one.
+        raise ArgumentError(
+            f"explain: the arguments do not make a call of {name}: {error}.\n"
+            "Each must be a tensor of the rank, or a value of the type, that the op takes.\n"
+            f"Make the call itself: statescan.{name} names the argument that is wrong."
+        ) from error
+    return explain_request(request, backend)
 
 
 def _request(name: str, module: Any, named: Mapping[str, Any]) -> OpRequest:

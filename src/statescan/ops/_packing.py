@@ -26,7 +26,7 @@ def packed_dims(op: str, x: Tensor | None, tensors: Mapping[str, Tensor | None])
         ShapeError: cu_seqlens is empty.
     """
     cu_seqlens = tensors["cu_seqlens"]
-    if not isinstance(x, Tensor) or x.dim() != 3:
+    if not isinstance(x, Tensor) or x.is_nested or x.dim() != 3:
         return {}
     if cu_seqlens is None:
         return {"num_states": x.shape[0]}

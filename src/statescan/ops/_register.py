@@ -30,6 +30,7 @@ from statescan.ops._library import (
     refuse_forward_mode,
     transforms_active,
 )
+from statescan.ops._shapes import check_backend
 
 _SCHEMA_TYPES = {bool: "bool", float: "float", int: "SymInt"}
 
@@ -210,6 +211,7 @@ def register(op: SequenceOp) -> Call:
     def call(
         backend: str, inputs: Sequence[Tensor | None], options: Sequence[Any]
     ) -> tuple[Tensor, ...]:
+        check_backend(op.name, backend)
         if torch.compiler.is_compiling():
             return traced(backend, inputs, options)
         if forward_mode_active():
@@ -218,7 +220,8 @@ def register(op: SequenceOp) -> Call:
         if transforms_active():
             chosen = op.resolve(backend, inputs, options)
             results = transformable.apply(chosen, *options, *inputs)
-        elif _wants_gradient(inputs):
+        elif _wants_gradient(inputs) and not torch.is_inference_mode_enabled():
+            # Grad mode may be on inside inference mode, where torch's own ops record nothing.
             results = eager.apply(op.resolve(backend, inputs, options), *options, *inputs)
         else:
             with below_autograd():

@@ -53,11 +53,15 @@ def bind(
 
     Raises:
         DtypeError: an argument is no tensor.
+        ArgumentError: the first argument is sparse or nested.
         ShapeError: a rank or a size does not fit.
         DeviceError: two tensors lie on different devices.
     """
     sizes = {} if dims is None else dict(dims)
-    home = tensors[next(iter(patterns))] if like is None else like
+    first = next(iter(patterns))
+    home = tensors[first] if like is None else like
+    if isinstance(home, Tensor) and (home.is_nested or home.layout != torch.strided):
+        _fail_layout(op, first, home)
     for name, axes in patterns.items():
         tensor = tensors[name]
         if tensor is None and _may_be_absent(name, patterns):
@@ -125,6 +129,57 @@ def check_activation(op: str, activation: str | None) -> bool:
     )
 
 
+def check_flag(op: str, name: str, value: bool) -> bool:
+    """The flag itself; anything but True or False is refused, since "false" would count as true."""
+    if isinstance(value, bool):
+        return value
+    raise DtypeError(
+        f"{op}: argument '{name}' is {_shown(value)}.\n"
+        "It must be True or False.\n"
+        f"Pass {name}=True or {name}=False, or leave it out."
+    )
+
+
+def check_number(op: str, name: str, value: float) -> float:
+    """The number as a float; what is no number, negative or NaN is refused."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        if value >= 0:
+            return float(value)
+        raise ArgumentError(
+            f"{op}: argument '{name}' is {value}.\nIt must be at least 0.\n"
+            f"Pass a small positive number, or leave '{name}' out."
+        )
+    raise DtypeError(
+        f"{op}: argument '{name}' is {_shown(value)}.\nIt must be a Python number.\n"
+        f"Pass float({name}), or leave it out."
+    )
+
+
+def check_integer(op: str, name: str, value: int) -> int:
+    """The integer itself; what is none, or has no place in 64 bits, is refused."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        if -(2**63) <= value < 2**63:
+            return value
+        raise ArgumentError(
+            f"{op}: argument '{name}' is {value}.\nIt must fit into 64 bits.\n"
+            f"Pass a smaller number, or leave '{name}' out."
+        )
+    raise DtypeError(
+        f"{op}: argument '{name}' is {_shown(value)}.\nIt must be a Python integer.\n"
+        f"Pass int({name}), or leave it out."
+    )
+
+
+def _shown(value: object) -> str:
+    """A value of the wrong type, cut where it is long, with its type."""
+    # Dynamo traces numbers as symbols, which have no text.
+    symbolic = isinstance(value, (int, float)) and torch.compiler.is_compiling()
+    if symbolic or isinstance(value, Tensor):
+        return f"of type {type(value).__name__}"
+    text = repr(value)
+    return f"{text if len(text) <= 40 else text[:37] + '...'} ({type(value).__name__})"
+
+
 def check_positive(op: str, name: str, axis: str, size: int) -> None:
     """Refuse an axis of size 0 where the op has no meaning without it."""
     if size < 1:
@@ -133,6 +188,26 @@ def check_positive(op: str, name: str, axis: str, size: int) -> None:
             f"Its {axis} must be at least 1.\n"
             f"Give a '{name}' that is not empty along {axis}."
         )
+
+
+def check_backend(op: str, backend: str) -> None:
+    """Refuse a ``backend`` that is no text; whether there is one of that name dispatch asks."""
+    if not isinstance(backend, str):
+        raise ArgumentError(
+            f"{op}: argument 'backend' is {_shown(backend)}.\n"
+            "It must be a name such as 'auto' or 'torch'.\n"
+            "`statescan backends` lists the names."
+        )
+
+
+def _fail_layout(op: str, name: str, tensor: Tensor) -> NoReturn:
+    kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
+    raise ArgumentError(
+        f"{op}: argument '{name}' is a {kind} tensor.\n"
+        "It must be a dense one, of any strides.\n"
+        "Convert it first: to_dense() for sparse tensors; for sequences of unequal lengths lay\n"
+        "them one behind the other and pass cu_seqlens."
+    )
 
 
 def _fail_type(op: str, name: str, value: object) -> NoReturn:

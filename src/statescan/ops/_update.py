@@ -23,6 +23,7 @@ from statescan.ops._library import (
     refuse_forward_mode,
     transforms_active,
 )
+from statescan.ops._plans import Plan
 from statescan.ops._shapes import REQUIRED
 
 
@@ -31,8 +32,10 @@ def register_update(
     schema: str,
     request: Callable[[Sequence[Any]], OpRequest],
     check_values: Callable[[Sequence[Any]], None],
-) -> Any:
+) -> tuple[Any, Callable[[Sequence[Any]], Plan | None]]:
     """Register ``statescan::<name>``, which writes its ``!`` arguments and returns nothing.
+
+    Returns the op, and a function that makes a plan (``_plans.py``) for calls like one.
 
     Args:
         name: Name of the op.
@@ -56,15 +59,28 @@ def register_update(
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> NoReturn:
         fail_transformed(name)
 
+    def plan(args: Sequence[Any]) -> Plan | None:
+        if any(size == 0 for tensor in args[:2] for size in tensor.shape):
+            return None
+        make = select(args[-1], request(args)).plan(name)
+        found: Plan | None = None if make is None else make(*args[:-1])
+        return found
+
     overload = define(schema, run, fake, vmap)
     arguments = enumerate(overload._schema.arguments)
     written = [i for i, a in arguments if a.alias_info is not None and a.alias_info.is_write]
-    return overload
+    return overload, plan
 
 
-def update_request(op: str, named: Mapping[str, Tensor | None], dims: dict[str, int]) -> OpRequest:
-    """OpRequest of a decode op; every optional argument that is given is a flag."""
-    dtypes, flags, device = {}, set(), "cpu"
+def update_request(
+    op: str,
+    named: Mapping[str, Tensor | None],
+    dims: dict[str, int],
+    options: Mapping[str, bool],
+) -> OpRequest:
+    """OpRequest of a decode op; optional tensors that are given and options in use are flags."""
+    dtypes, device = {}, "cpu"
+    flags = {name for name, used in options.items() if used}
     for name, tensor in named.items():
         if tensor is None:
             continue
@@ -113,9 +129,19 @@ def check_rollback(op: str, num_accepted_tokens: Any, intermediate_states: Any) 
 
 
 def check_writable(op: str, tensors: Mapping[str, Tensor | None]) -> None:
-    """Refuse to write a tensor whose elements share memory, such as one state for all rows."""
+    """Refuse to write what must not be: elements that share memory, frozen inference tensors."""
+    outside = not torch.is_inference_mode_enabled()
     for name, tensor in tensors.items():
-        if tensor is None or 0 not in tensor.stride():
+        if tensor is None:
+            continue
+        if outside and tensor.is_inference():
+            # torch would refuse too, but after other arguments have been written.
+            raise ArgumentError(
+                f"{op}: argument '{name}' was made in torch.inference_mode, and this call is not.\n"
+                "Such tensors may be changed inside inference_mode only.\n"
+                f"Call this inside torch.inference_mode too, or pass {name}.clone()."
+            )
+        if 0 not in tensor.stride():
             continue
         sizes = zip(tensor.shape, tensor.stride())
         if tensor.numel() > 0 and any(size > 1 and stride == 0 for size, stride in sizes):

@@ -85,16 +85,41 @@ def check_accepted(
     """
     if accepted is None or accepted.device.type != "cpu":
         return
-    counts = accepted.tolist()
-    named = tuple(t.tolist() for t in slots if t is not None and t.device.type == "cpu")
-    rows = _real_rows(named, pad_slot_id) if named else range(len(counts))
-    wrong = [counts[row] for row in rows if not 0 <= counts[row] <= ntokens]
+    counts = _counts(accepted, slots, pad_slot_id)
+    wrong = [count for count in counts if not 0 <= count <= ntokens]
     if wrong:
         raise ArgumentError(
             f"{op}: argument 'num_accepted_tokens' holds {wrong[0]}.\n"
             f"intermediate_states holds {ntokens} tokens, so it must be from 0 to {ntokens}.\n"
             "Give the number of tokens of the previous call that were accepted."
         )
+
+
+def check_seen(
+    op: str,
+    cache_seqlens: Tensor | None,
+    slots: tuple[Tensor | None, Tensor | None],
+    pad_slot_id: int,
+) -> None:
+    """Refuse negative cache_seqlens, which would wrap to the ring's end; padding rows aside."""
+    if cache_seqlens is None or cache_seqlens.device.type != "cpu":
+        return
+    wrong = [count for count in _counts(cache_seqlens, slots, pad_slot_id) if count < 0]
+    if wrong:
+        raise ArgumentError(
+            f"{op}: argument 'cache_seqlens' holds {wrong[0]}.\n"
+            "It counts the tokens that a row has seen, so it must be at least 0.\n"
+            "Give a padding row a negative slot index instead."
+        )
+
+
+def _counts(
+    counts: Tensor, slots: tuple[Tensor | None, Tensor | None], pad_slot_id: int
+) -> list[int]:
+    """The numbers of the rows that are not padding."""
+    values: list[int] = counts.tolist()
+    named = tuple(t.tolist() for t in slots if t is not None and t.device.type == "cpu")
+    return [values[row] for row in _real_rows(named, pad_slot_id)] if named else values
 
 
 def _real_rows(indices: tuple[list[int], ...], pad_slot_id: int) -> list[int]:

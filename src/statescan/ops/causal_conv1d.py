@@ -146,5 +146,7 @@ def causal_conv1d(
     _shapes.check_index(_NAME, tensors, ("seq_idx", "cu_seqlens"))
     silu = _shapes.check_activation(_NAME, activation)
     inputs = (x, weight, bias, initial_states, seq_idx, cu_seqlens)
-    out, final_states = _call(backend, inputs, (silu, bool(reverse)))
+    _shapes.check_flag(_NAME, "return_final_states", return_final_states)
+    options = (silu, _shapes.check_flag(_NAME, "reverse", reverse))
+    out, final_states = _call(backend, inputs, options)
     return (out, final_states) if return_final_states else out

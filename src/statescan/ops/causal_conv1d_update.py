@@ -7,6 +7,7 @@ Arithmetic belongs in ``backends/<name>/causal_conv1d_update.py``.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 from statescan.backends.base import OpRequest
 from statescan.errors import ShapeError
 from statescan.ops import _shapes
+from statescan.ops._plans import find_plan, keep_plan, run_plan
 from statescan.ops._shapes import pattern
 from statescan.ops._update import (
     check_rollback,
@@ -24,7 +26,7 @@ from statescan.ops._update import (
     register_update,
     update_request,
 )
-from statescan.ops._values import check_accepted, check_slots
+from statescan.ops._values import check_accepted, check_seen, check_slots
 
 _NAME = "causal_conv1d_update"
 _SCHEMA = (
@@ -65,20 +67,21 @@ def request(args: Sequence[Any]) -> OpRequest:
     dims["state_len"] = conv_state.shape[2]
     dims["ntokens"] = x.shape[2] if x.dim() == 3 else 1
     named = dict(x=x, conv_state=conv_state, weight=weight, **optional)
-    return update_request(_NAME, named, dims)
+    return update_request(_NAME, named, dims, {"silu": args[10]})
 
 
 def _check_values(args: Sequence[Any]) -> None:
-    conv_state, indices, destinations, kept, accepted = (*args[1:2], *args[5:9])
+    conv_state, seen, indices, destinations, kept, accepted = (*args[1:2], *args[4:9])
     pad_slot_id, slots = args[11], conv_state.shape[0]
     check_slots(_NAME, "conv_state_indices", indices, destinations, slots, pad_slot_id)
     kept_tokens = 0 if kept is None else kept.shape[1]
     check_accepted(_NAME, accepted, kept_tokens, (indices, destinations), pad_slot_id)
+    check_seen(_NAME, seen, (indices, destinations), pad_slot_id)
     written = {"conv_state": conv_state, "intermediate_states": kept, "out": args[9]}
     check_writable(_NAME, written)
 
 
-op = register_update(_NAME, _SCHEMA, request, _check_values)
+op, _make_plan = register_update(_NAME, _SCHEMA, request, _check_values)
 
 
 def causal_conv1d_update(
@@ -142,6 +145,18 @@ def causal_conv1d_update(
         ``causal_conv1d_update`` of causal-conv1d.
     """
     silu = _shapes.check_activation(_NAME, activation)
+    listed = (
+        *(x, conv_state, weight, bias, cache_seqlens, conv_state_indices),
+        *(dst_conv_state_indices, intermediate_states, num_accepted_tokens, out),
+    )
+    options = (silu, pad_slot_id, backend)
+    key = plan = None
+    if _no_lists(listed):
+        key, plan = find_plan(_NAME, listed, options)
+    if plan is not None:
+        result = torch.empty_like(x) if out is None else out
+        if run_plan(plan, (*listed[:9], result), (conv_state, result)):
+            return result
     tensors = dict(
         x=x,
         conv_state=conv_state,
@@ -155,15 +170,21 @@ def causal_conv1d_update(
         num_accepted_tokens=num_accepted_tokens,
     )
     _check(tensors)
+    _shapes.check_integer(_NAME, "pad_slot_id", pad_slot_id)
+    _shapes.check_backend(_NAME, backend)
     refuse_gradients(_NAME, (x, conv_state, weight, bias, intermediate_states, out))
     if out is None:
         out = torch.empty_like(x)
-    op(
-        *(x, conv_state, weight, bias, cache_seqlens, conv_state_indices),
-        *(dst_conv_state_indices, intermediate_states, num_accepted_tokens, out),
-        *(silu, pad_slot_id, backend),
-    )
+    arguments = (*listed[:9], out, *options)
+    op(*arguments)
+    if key is not None:
+        keep_plan(key, partial(_make_plan, arguments))
     return out
+
+
+def _no_lists(listed: tuple[Tensor | None, ...]) -> bool:
+    """Whether a call has none of the tensors whose values decide what it does."""
+    return all([tensor is None for tensor in listed[4:9]])  # noqa: C419, a list is quicker
 
 
 def _check(tensors: dict[str, Tensor | None]) -> None:

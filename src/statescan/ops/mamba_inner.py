@@ -209,7 +209,13 @@ def mamba_inner(
     )
     silu = _shapes.check_activation(_NAME, activation)
     _check(dict(zip(_ARGUMENTS, inputs)))
-    options = (bool(dt_softplus), silu, float(norm_eps), bool(reverse))
+    options = (
+        _shapes.check_flag(_NAME, "dt_softplus", dt_softplus),
+        silu,
+        _shapes.check_number(_NAME, "norm_eps", norm_eps),
+        _shapes.check_flag(_NAME, "reverse", reverse),
+    )
+    _shapes.check_flag(_NAME, "return_final_states", return_final_states)
     out, conv_final_states, final_states = _call(backend, inputs, options)
     return (out, conv_final_states, final_states) if return_final_states else out
 

@@ -173,7 +173,12 @@ def selective_scan(
     B = B.unsqueeze(1) if B.dim() == 3 else B
     C = C.unsqueeze(1) if C.dim() == 3 else C
     inputs = (x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, cu_seqlens)
-    out, final_states = _call(backend, inputs, (bool(dt_softplus), bool(reverse)))
+    _shapes.check_flag(_NAME, "return_final_states", return_final_states)
+    options = (
+        _shapes.check_flag(_NAME, "dt_softplus", dt_softplus),
+        _shapes.check_flag(_NAME, "reverse", reverse),
+    )
+    out, final_states = _call(backend, inputs, options)
     return (out, final_states) if return_final_states else out
 
 

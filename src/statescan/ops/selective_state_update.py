@@ -7,6 +7,7 @@ Arithmetic belongs in ``backends/<name>/selective_state_update.py``.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 from statescan.backends.base import OpRequest
 from statescan.errors import ShapeError
 from statescan.ops import _shapes
+from statescan.ops._plans import find_plan, keep_plan, run_plan
 from statescan.ops._shapes import pattern
 from statescan.ops._update import (
     check_rollback,
@@ -78,7 +80,7 @@ def request(args: Sequence[Any]) -> OpRequest:
         dims["ntokens"] = x.shape[1] if x.dim() == 4 else 1
     else:
         dims |= {"dim": state.shape[1], "ntokens": x.shape[2] if x.dim() == 3 else 1}
-    return update_request(_NAME, named, dims)
+    return update_request(_NAME, named, dims, {"dt_softplus": args[14]})
 
 
 def _check_values(args: Sequence[Any]) -> None:
@@ -91,7 +93,7 @@ def _check_values(args: Sequence[Any]) -> None:
     check_writable(_NAME, written)
 
 
-op = register_update(_NAME, _SCHEMA, request, _check_values)
+op, _make_plan = register_update(_NAME, _SCHEMA, request, _check_values)
 
 
 def selective_state_update(
@@ -168,6 +170,18 @@ def selective_state_update(
     References:
         ``selective_state_update`` of mamba-ssm.
     """
+    listed = (
+        *(ssm_state, x, dt, A, B, C, D, z, dt_bias, state_batch_indices),
+        *(dst_state_batch_indices, intermediate_states, num_accepted_tokens, out),
+    )
+    options = (dt_softplus, pad_slot_id, backend)
+    key = plan = None
+    if _no_lists(listed):
+        key, plan = find_plan(_NAME, listed, options)
+    if plan is not None:
+        result = torch.empty_like(x) if out is None else out
+        if run_plan(plan, (*listed[:13], result), (ssm_state, result)):
+            return result
     tensors = dict(
         ssm_state=ssm_state,
         x=x,
@@ -185,15 +199,22 @@ def selective_state_update(
         num_accepted_tokens=num_accepted_tokens,
     )
     _check(tensors)
+    _shapes.check_flag(_NAME, "dt_softplus", dt_softplus)
+    _shapes.check_integer(_NAME, "pad_slot_id", pad_slot_id)
+    _shapes.check_backend(_NAME, backend)
     refuse_gradients(_NAME, tuple(tensors.values()))
     if out is None:
         out = torch.empty_like(x)
-    op(
-        *(ssm_state, x, dt, A, B, C, D, z, dt_bias, state_batch_indices),
-        *(dst_state_batch_indices, intermediate_states, num_accepted_tokens, out),
-        *(bool(dt_softplus), pad_slot_id, backend),
-    )
+    arguments = (*listed[:13], out, *options)
+    op(*arguments)
+    if key is not None:
+        keep_plan(key, partial(_make_plan, arguments))
     return out
+
+
+def _no_lists(listed: tuple[Tensor | None, ...]) -> bool:
+    """Whether a call has none of the tensors whose values decide what it does."""
+    return all([tensor is None for tensor in listed[9:13]])  # noqa: C419, a list is quicker
 
 
 def _form(tensors: dict[str, Tensor | None]) -> tuple[bool, bool, bool, bool]:

@@ -307,6 +307,7 @@ _INNER_OPTIONS = "conv_bias silu D dt_bias dt_softplus"
 _INNER_CASES = (
     _inner("bare", "dt_softplus"),
     _inner("usual", f"{_INNER_OPTIONS} out_proj"),
+    _inner("no_softplus", f"conv_bias silu D dt_bias {_STATES}"),
     _inner("no_out_proj", f"{_INNER_OPTIONS} {_STATES}"),
     _inner("biases", f"{_INNER_OPTIONS} out_proj out_proj_bias b_proj_bias c_proj_bias"),
     _inner("norms", f"{_INNER_OPTIONS} {_STATES} b_norm c_norm dt_norm b_proj_bias"),

@@ -187,13 +187,16 @@ def _mamba_inner(source: Source) -> Kwargs:
     def weight(flag: str, *shape: int) -> torch.Tensor | None:
         return source.optional(flag, source.normal(*shape), source.weight_dtype)
 
-    def projection(rows: int, columns: int) -> torch.Tensor:
-        return source.finish(source.normal(rows, columns) / columns**0.5, source.weight_dtype)
+    def projection(rows: int, columns: int, scale: float = 1.0) -> torch.Tensor:
+        drawn = scale * source.normal(rows, columns) / columns**0.5
+        return source.finish(drawn, source.weight_dtype)
 
     def norm(flag: str, size: int) -> torch.Tensor | None:
         return source.optional(flag, source.uniform(0.5, 1.5, size), source.weight_dtype)
 
     constants = source.normal(2, dim, dstate, is_complex=is_complex)
+    # Without softplus a large projection would give negative steps, and states without bound.
+    dt_scale = 1.0 if case.has("dt_softplus") else 0.05
     out_proj = projection(d_model, dim)
     conv_states = source.normal(source.num_states(), dim, width - 1)
     states = source.normal(source.num_states(), dim, dstate, is_complex=is_complex)
@@ -202,7 +205,7 @@ def _mamba_inner(source: Source) -> Kwargs:
         "conv_weight": source.finish(source.normal(dim, width) / 2, source.weight_dtype),
         "conv_bias": weight("conv_bias", dim),
         "x_proj_weight": projection(dt_rank + parts, dim),
-        "dt_proj_weight": projection(dim, dt_rank),
+        "dt_proj_weight": projection(dim, dt_rank, dt_scale),
         "A": source.finish(source.decay_rates(dim), source.parameter_dtype),
         "B": source.optional("constant_B", constants[0], dtype),
         "C": source.optional("constant_C", constants[1], dtype),

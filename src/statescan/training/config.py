@@ -6,6 +6,7 @@ No training happens here.
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,9 @@ from statescan.models.tokenizer import ByteTokenizer
 _POSITIVE = (
     *("steps", "d_model", "n_layer", "d_state", "d_conv", "expand", "batch", "seqlen"),
     *("eval_every", "eval_bytes", "save_every", "log_every"),
+)
+_NUMBERS = (
+    *("lr", "min_lr_ratio", "warmup", "weight_decay", "beta1", "beta2", "grad_clip", "held_out"),
 )
 _CHOICES = {"windows": ("random", "carried"), "dtype": ("bfloat16", "float16", "float32")}
 # What a resumed run may change: nothing here touches the weights.
@@ -85,15 +89,26 @@ class TrainConfig:
     device: str = "auto"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "text", Path(self.text))
-        object.__setattr__(self, "out", Path(self.out))
+        for name in ("text", "out"):
+            path = getattr(self, name)
+            self._check(name, isinstance(path, (str, Path)) and str(path) != "", "a path")
+            object.__setattr__(self, name, Path(path))
         for name in _POSITIVE:
             value = getattr(self, name)
             least = 0 if name == "eval_every" else 1
             whole = isinstance(value, int) and not isinstance(value, bool)
             self._check(name, whole and value >= least, f"an integer, {least} or more")
+        most = (2**31 - 1) // self.seqlen
+        self._check("batch", self.batch <= most, f"at most {most} for seqlen {self.seqlen}")
         for name, choices in _CHOICES.items():
             self._check(name, getattr(self, name) in choices, f"one of {', '.join(choices)}")
+        whole = isinstance(self.seed, int) and not isinstance(self.seed, bool)
+        self._check("seed", whole and -(2**63) <= self.seed < 2**63, "an integer of 64 bits")
+        for name in _NUMBERS:
+            value = getattr(self, name)
+            number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            self._check(name, number and math.isfinite(value), "a finite number")
+        self._check("device", isinstance(self.device, str), "a text such as 'cpu'")
         self._check("lr", self.lr > 0, "above 0")
         self._check("held_out", 0 < self.held_out < 1, "between 0 and 1")
         self._check("min_lr_ratio", 0 <= self.min_lr_ratio <= 1, "from 0 to 1")

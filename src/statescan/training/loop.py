@@ -109,7 +109,7 @@ class _Run:
 
 
 def _prepare(config: TrainConfig) -> _Run:
-    """Check everything, and build or restore the run; nothing is written yet."""
+    """Check everything, build or restore the run, and make its folder, still empty."""
     saved = _saved_state(config)
     corpus = load_corpus(config.text, config.held_out, config.seqlen)
     if saved is not None and saved["corpus_sha256"] != corpus.sha256:
@@ -132,14 +132,28 @@ def _prepare(config: TrainConfig) -> _Run:
     run = _Run(config, corpus, model, optimizer, windows, cache)
     if saved is not None:
         _restore(run, saved)
+    _make_folder(config.out)
     return run
+
+
+def _make_folder(out: Path) -> None:
+    """Made before the first step, since a folder that cannot be made would cost all of them."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ArgumentError(
+            f"train: the folder {out} cannot be made: {error.strerror or error}.\n"
+            "The run is saved there, in a folder that may be written.\nGive another --out."
+        ) from error
 
 
 def _device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        return torch.empty(0, device=name).device
+        # Reading a value back refuses devices without values, such as meta.
+        torch.zeros(1, device=name).item()
+        return torch.device(name)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise ArgumentError(
             f"train: device {name!r} cannot be used: {str(error).splitlines()[0]}\n"
@@ -230,28 +244,31 @@ def _loop(
 
 
 def _train_step(run: _Run, lr: float) -> float:
-    """One optimiser step; raises before anything is changed if the loss is no number."""
+    """One optimiser step; raises before a weight changes if loss or gradient is no number."""
     device = run.model.device
     inputs, targets = (part.to(device) for part in run.windows.batch_at(run.step))
     if run.cache is not None and run.windows.fresh_rows(run.step):
         run.cache.reset()
     logits = run.model(inputs, cache=run.cache).logits
     loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
-    value = float(loss.detach())
-    if not math.isfinite(value):
-        raise StatescanError(
-            f"train: the loss is {value} at step {run.step + 1}.\n"
-            "It must stay a number.\n"
-            "Start again with a lower --lr; the last saved state is untouched."
-        )
+    _check_finite("loss", value := float(loss.detach()), run.step)
     run.optimizer.zero_grad(set_to_none=True)
     loss.backward()
-    if run.config.grad_clip > 0:
-        nn.utils.clip_grad_norm_(run.model.parameters(), run.config.grad_clip)
+    longest = run.config.grad_clip or math.inf
+    norm = nn.utils.clip_grad_norm_(run.model.parameters(), longest)
+    _check_finite("norm of the gradient", float(norm), run.step)
     for group in run.optimizer.param_groups:
         group["lr"] = lr
     run.optimizer.step()
     return value
+
+
+def _check_finite(what: str, value: float, step: int) -> None:
+    if not math.isfinite(value):
+        raise StatescanError(
+            f"train: the {what} is {value} at step {step + 1}.\nIt must stay a number.\n"
+            "Start again with a lower --lr; the last saved state is untouched."
+        )
 
 
 def _save(run: _Run, seconds: float) -> None:
