@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 import io
+import itertools
 import json
 import sys
 
 import pytest
+import torch
 from helpers.tiny_models import tiny_lm
 
 from statescan.cli import render
-from statescan.models import save_model
+from statescan.models import MambaLM, TextTokenizer, save_model
 
 
 @pytest.fixture(scope="module")
@@ -145,11 +147,110 @@ def test_a_missing_model_is_an_error(run, tmp_path):
     assert outcome.err.startswith("error: ")
 
 
-def test_other_vocabularies_are_refused(run, tmp_path):
+def test_other_vocabularies_need_a_tokenizer(run, tmp_path):
     save_model(tiny_lm(vocab_size=300), tmp_path)
     outcome = run("generate", "--prompt", "a", "--model", str(tmp_path))
     assert outcome.code == 2
-    assert "vocabulary of 300" in outcome.err
+    assert "a vocabulary of 300 and no tokenizer.json" in outcome.err
+    assert "--tokenizer" in outcome.err
+    assert "EleutherAI/gpt-neox-20b" in outcome.err
+
+
+TEXT = "x東🙂é."
+"""Each of its bytes comes once, so that ``parrot`` can tell them apart."""
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    """A byte-level tokenizer of 300 tokens, of which <|end|> is number 0."""
+    library = pytest.importorskip(
+        "tokenizers", reason="tokenizers is not installed: pip install 'statescan[models]'"
+    )
+    made = library.Tokenizer(library.models.BPE())
+    made.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = library.decoders.ByteLevel()
+    alphabet = library.pre_tokenizers.ByteLevel.alphabet()
+    trainer = library.trainers.BpeTrainer(
+        vocab_size=300, special_tokens=["<|end|>"], initial_alphabet=alphabet, show_progress=False
+    )
+    made.train_from_iterator(["words of plain letters"], trainer)
+    return TextTokenizer(made, 0)
+
+
+def parrot(text: list[int], **changes) -> MambaLM:
+    """A model whose next token depends on the last one only: the one after it in ``text``."""
+    model = tiny_lm(d_model=304, n_layer=1, vocab_size=300, tie_embeddings=False, **changes)
+    with torch.no_grad():
+        model.backbone.embedding.weight.copy_(torch.eye(304))
+        model.backbone.layers[0].mixer.out_proj.weight.zero_()
+        model.lm_head.weight.zero_()
+        for now, after in itertools.pairwise(text):
+            model.lm_head.weight[after, now] = 1.0
+    return model
+
+
+@pytest.mark.parametrize("layout", ["state-spaces", "transformers"])
+def test_a_checkpoint_with_its_tokenizer(run, tmp_path, tokenizer, layout):
+    """Characters of several tokens come whole, and the text ends where the checkpoint says."""
+    tokens = tokenizer.encode(TEXT)
+    save_model(parrot([*tokens, 0]), tmp_path, layout=layout, max_shard_size="1MB")
+    tokenizer.save(tmp_path)
+    prompt, expected = tokenizer.decode(tokens[:1]), tokenizer.decode(tokens[1:])
+    arguments = ("generate", "--model", str(tmp_path), "--greedy", "--prompt", prompt)
+    assert len(tokens) == len(TEXT.encode()) and expected == TEXT[1:]
+    assert run(*arguments).out == f"{expected}\n"
+    document = json.loads(run(*arguments, "--json").out)
+    assert document["results"][0]["finish_reason"] == "eos"
+    assert document["results"][0]["text"] == expected
+    half = run(*arguments, "--dtype", "bf16")
+    assert half.out == f"{expected}\n"
+
+
+def test_the_checkpoints_word_on_the_end_goes_before_the_tokenizers(run, tmp_path, tokenizer):
+    first, second, third = (9, 5, 6)
+    model = parrot([first, second, third, 0], eos_token_id=[third, 299])
+    save_model(model, tmp_path / "model", layout="transformers")
+    tokenizer.save(tmp_path / "elsewhere")
+    prompt = tokenizer.decode([first])
+    for where in (tmp_path / "elsewhere", tmp_path / "elsewhere" / "tokenizer.json"):
+        outcome = run(
+            *("generate", "--model", str(tmp_path / "model"), "--tokenizer", str(where)),
+            *("--greedy", "--json", "--prompt", prompt),
+        )
+        (result,) = json.loads(outcome.out)["results"]
+        assert (result["tokens"], result["finish_reason"]) == (2, "eos")
+
+
+def test_a_tokenizer_of_another_model_is_refused(run, tmp_path, tokenizer, model_dir):
+    tokenizer.save(tmp_path)
+    arguments = ("--model", model_dir, "--tokenizer", str(tmp_path))
+    outcome = run("generate", "--prompt", "a", *arguments)
+    assert outcome.code == 2
+    assert f"the tokenizer has {tokenizer.vocab_size} tokens, the model 256" in outcome.err
+
+
+@pytest.mark.parametrize("option", ["--tokenizer", "--revision"])
+def test_options_of_a_model_need_one(run, option):
+    outcome = run("generate", "--prompt", "a", option, "x")
+    assert outcome.code == 2
+    assert f"{option} was given without --model" in outcome.err
+
+
+def test_an_id_that_cannot_be_reached_is_one_line(run, monkeypatch):
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    outcome = run("generate", "--prompt", "a", "--model", "state-spaces/mamba-130m")
+    assert outcome.code == 1
+    assert outcome.err.count("\n") == 1
+    assert "pip install 'statescan[models]'" in outcome.err
+
+
+def test_a_damaged_checkpoint_is_one_line(run, tmp_path):
+    save_model(tiny_lm(), tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"x" * 99)
+    outcome = run("generate", "--prompt", "a", "--model", str(tmp_path))
+    assert outcome.code == 1
+    assert outcome.err.startswith(f"error: {tmp_path}")
+    assert outcome.err.count("\n") == 1
 
 
 def test_a_terminal_is_protected_from_control_characters(monkeypatch):

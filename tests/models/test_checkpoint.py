@@ -104,6 +104,75 @@ def test_shards_and_torch_files_are_read(folder: Path) -> None:
     assert same(load_model(folder), model)
 
 
+def test_the_models_own_methods_do_the_same(tmp_path: Path) -> None:
+    model = tiny_lm()
+    for layout in ("state-spaces", "transformers"):
+        folder = tmp_path / layout
+        model.save_pretrained(folder, layout=layout, dtype=torch.bfloat16, max_shard_size="4KB")
+        back = MambaLM.from_pretrained(folder, dtype=torch.float32, device="cpu")
+        assert same(back, load_model(folder, dtype=torch.float32))
+        assert back.config == load_model(folder).config
+
+
+@pytest.mark.parametrize(
+    ("limit", "most"),
+    [(1, 0), ("4KB", 4000), ("4 KiB", 4096), ("0.01MB", 10_000), (10**9, 10**9), ("1gb", 10**9)],
+)
+def test_shards_are_no_larger_than_asked(tmp_path: Path, limit: int | str, most: int) -> None:
+    model = tiny_lm(tie_embeddings=False)
+    save_model(model, tmp_path, max_shard_size=limit)
+    files = sorted(tmp_path.glob("*.safetensors"))
+    shards = [load_file(path) for path in files]
+    for shard in shards:
+        # A tensor that is larger than the limit stands alone.
+        size = sum(tensor.numel() * tensor.element_size() for tensor in shard.values())
+        assert size <= most or len(shard) == 1
+    count = len(files)
+    if count == 1:
+        assert [path.name for path in tmp_path.iterdir() if "index" in path.name] == []
+    else:
+        assert files[0].name == f"model-00001-of-{count:05}.safetensors"
+        index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+        assert index["metadata"]["total_size"] == 4 * sum(
+            tensor.numel() for shard in shards for tensor in shard.values()
+        )
+    assert (count == 1) == (most == 10**9)
+    assert same(load_model(tmp_path), model)
+
+
+def test_a_save_replaces_every_file_that_would_be_read_instead(tmp_path: Path) -> None:
+    """Whatever was saved before, and in how many pieces, the last save is what loads."""
+    (tmp_path / "notes-of-mine.safetensors").write_bytes(b"")
+    ways = [{}, {"max_shard_size": 4000}, {"max_shard_size": 9000}, {"weights": "torch"}, {},
+            {"max_shard_size": 4000}, {"weights": "torch"}]  # fmt: skip
+    for seed, options in enumerate(ways):
+        model = tiny_lm(seed=seed)
+        save_model(model, tmp_path, **options)
+        assert same(load_model(tmp_path), model)
+    kept = ["config.json", "notes-of-mine.safetensors", "pytorch_model.bin"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == kept
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dtype": torch.float8_e5m2}, "float8"),
+        ({"layout": "gguf"}, "layout='gguf'"),
+        ({"weights": "pickle"}, "weights='pickle'"),
+        ({"weights": "torch", "max_shard_size": 5}, "Only safetensors"),
+        *(
+            ({"max_shard_size": size}, "max_shard_size")
+            for size in (0, -1, True, 1.5, "", "5", "5TB", "-1GB", "GB", "1e3GB")
+        ),
+    ],
+    ids=str,
+)
+def test_options_that_cannot_be(tmp_path: Path, options: dict, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        save_model(tiny_lm(), tmp_path / "model", **options)
+    assert not (tmp_path / "model").exists()
+
+
 def damage_config(folder: Path, text: str) -> None:
     (folder / "config.json").write_text(text, encoding="utf-8")
 
@@ -145,10 +214,10 @@ DAMAGES = {
     "a list": (lambda f: damage_config(f, "[]"), "not an object"),
     "not text": (lambda f: (f / "config.json").write_bytes(b"\xff\xfe"), "cannot be read"),
     "unknown key": (lambda f: damage_config(f, '{"d_modl": 1}'), "d_modl"),
-    "another depth": (lambda f: edit_config(f, n_layer=10**12), "has 2 layers"),
+    "another depth": (lambda f: edit_config(f, n_layer=10**9), "has 2 layers"),
     "another width": (lambda f: edit_config(f, d_model=8), r"asks for floating-point \("),
     "no width": (lambda f: edit_config(f, ssm_cfg={"expand": 0.01}), "describes no model"),
-    "text for a number": (lambda f: edit_config(f, ssm_cfg={"dt_min": "x"}), "describes no model"),
+    "text for a number": (lambda f: edit_config(f, ssm_cfg={"dt_min": "x"}), "dt_min='x'"),
     "wrong type": (lambda f: damage_config(f, '{"ssm_cfg": 3}'), "config.json"),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "holds none of"),
     "truncated": (

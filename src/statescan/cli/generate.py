@@ -17,7 +17,9 @@ from statescan.cli import options, render
 
 if TYPE_CHECKING:
     from statescan.generation import SamplingConfig
-    from statescan.models import ByteTokenizer, MambaLM
+    from statescan.models import ByteTokenizer, MambaLM, TextTokenizer
+
+    Tokenizer = ByteTokenizer | TextTokenizer
 
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p")
 
@@ -27,8 +29,11 @@ def configure_parser(subparsers: options.Subparsers) -> None:
     parser = options.add_command(
         *(subparsers, "generate", execute, "Continue prompts with a model."),
         "Without --prompt and --file the prompt is read from stdin. Only the new text goes to\n"
-        "stdout, piece by piece for one prompt, under a line with its number for several.\n\n"
-        'example: statescan generate --prompt "In the beginning" --seed 1',
+        "stdout, piece by piece for one prompt, under a line with its number for several.\n"
+        "--model takes folders and hub ids, in state-spaces' layout or in transformers'. The\n"
+        "original state-spaces checkpoints bring no tokenizer.json; theirs is EleutherAI's:\n\n"
+        '  statescan generate --prompt "In the beginning" --seed 1\n'
+        "  statescan generate --model state-spaces/mamba-130m --tokenizer EleutherAI/gpt-neox-20b",
     )
     prompts = parser.add_mutually_exclusive_group()
     prompts.add_argument(
@@ -37,11 +42,7 @@ def configure_parser(subparsers: options.Subparsers) -> None:
     prompts.add_argument(
         "--file", metavar="FILE", help='file whose content is the prompt, "-" for stdin'
     )
-    parser.add_argument(
-        "--model",
-        metavar="DIR",
-        help="model folder of `statescan train` (default: the built-in one)",
-    )
+    _add_model(parser)
     parser.add_argument(
         *("--max-new-tokens",),
         type=options.natural_int,
@@ -61,6 +62,27 @@ def configure_parser(subparsers: options.Subparsers) -> None:
     options.add_threads(parser)
     options.add_json(parser)
     _add_sampling(parser)
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--model",
+        metavar="DIR|ID",
+        help="folder of a checkpoint, or its id on the Hugging Face hub (default: built in)",
+    )
+    parser.add_argument(
+        "--tokenizer",
+        metavar="DIR|FILE|ID",
+        help="where tokenizer.json is, if not beside the model",
+    )
+    parser.add_argument("--revision", metavar="REV", help="branch, tag or commit of --model's id")
+    parser.add_argument(
+        *("--dtype",),
+        type=options.dtype_name,
+        default="float32",
+        metavar="NAME",
+        help="of the weights; the state space stays float32 (default: float32)",
+    )
 
 
 def _add_sampling(parser: argparse.ArgumentParser) -> None:
@@ -95,7 +117,7 @@ def execute(args: argparse.Namespace) -> int:
     prompts = read_prompts(args)
     sampling = sampling_config(args)
     options.set_threads(args.threads)
-    model, tokenizer = load(args.model, args.device)
+    model, tokenizer = load(args)
     if len(prompts) == 1 and not args.json:
         _stream(args, model, tokenizer, prompts[0], sampling)
     else:
@@ -146,29 +168,67 @@ def sampling_config(args: argparse.Namespace) -> SamplingConfig:
     return SamplingConfig(seed=seed, **given)
 
 
-def load(directory: str | None, device: str) -> tuple[MambaLM, ByteTokenizer]:
-    """The model of a folder, or the built-in one, with its tokenizer."""
-    from statescan.models import ByteTokenizer, load_embedded, load_model
-
-    where = options.torch_device(device)
-    if directory is None:
-        return load_embedded(device=where)
+def load(args: argparse.Namespace) -> tuple[MambaLM, Tokenizer]:
+    """The model that the options name, or the built-in one, with its tokenizer."""
     import torch
 
-    model = load_model(directory, device=where, dtype=torch.float32)
-    if model.config.vocab_size != ByteTokenizer.vocab_size:
+    from statescan.models import load_embedded, load_model
+
+    device, dtype = options.torch_device(args.device), getattr(torch, args.dtype)
+    if args.model is not None:
+        model = load_model(args.model, device=device, dtype=dtype, revision=args.revision)
+        return model, _tokenizer(args, model)
+    for name in ("tokenizer", "revision"):
+        if getattr(args, name) is not None:
+            raise options.UsageError(
+                f"generate: --{name} was given without --model.\n"
+                "The built-in model reads bytes and comes with statescan.\n"
+                f"Give --model too, or leave --{name} out."
+            )
+    return load_embedded(device=device, dtype=dtype)
+
+
+def _tokenizer(args: argparse.Namespace, model: MambaLM) -> Tokenizer:
+    """tokenizer.json where there is one; bytes for a byte-level model without."""
+    from statescan.models import ByteTokenizer, load_tokenizer
+    from statescan.models.hub import why_offline
+    from statescan.models.text_tokenizer import NEOX, find_tokenizer
+
+    size = model.config.vocab_size
+    if args.tokenizer is not None:
+        tokenizer = load_tokenizer(args.tokenizer)
+    else:
+        found = find_tokenizer(args.model, revision=args.revision)
+        if found is None and size == ByteTokenizer.vocab_size:
+            return ByteTokenizer()
+        if found is None:
+            raise options.UsageError(
+                f"--model {args.model}: a vocabulary of {size} and no tokenizer.json"
+                f"{why_offline(args.model)}.\n"
+                f"Only byte-level models, {ByteTokenizer.vocab_size} tokens, need none.\n"
+                f"Give --tokenizer DIR, FILE or ID; state-spaces' own models use {NEOX}."
+            )
+        tokenizer = found
+    if tokenizer.vocab_size > size:
         raise options.UsageError(
-            f"--model {directory}: the model has a vocabulary of {model.config.vocab_size}.\n"
-            f"This command reads byte-level models, {ByteTokenizer.vocab_size} tokens.\n"
-            "Use statescan.generation with the model's own tokenizer from Python."
+            f"generate: the tokenizer has {tokenizer.vocab_size} tokens, the model {size}.\n"
+            "A tokenizer must not know tokens that the model lacks.\n"
+            "Give the tokenizer that the model was trained with by --tokenizer."
         )
-    return model, ByteTokenizer()
+    return tokenizer
+
+
+def _eos(model: MambaLM, tokenizer: Tokenizer) -> int | list[int] | None:
+    """What ends a text: the checkpoint's word, else the tokenizer's; nothing for bytes."""
+    if model.config.eos_token_id is not None:
+        return model.config.eos_token_id
+    return getattr(tokenizer, "eos_token_id", None)
 
 
 def _stream(
     args: argparse.Namespace,
     model: MambaLM,
-    tokenizer: ByteTokenizer,
+    tokenizer: Tokenizer,
     prompt: str,
     sampling: SamplingConfig,
 ) -> None:
@@ -178,9 +238,13 @@ def _stream(
     if args.echo:
         render.stream(prompt)
     size = 0
-    for piece in stream(
-        *(model, tokenizer, prompt, args.max_new_tokens), sampling=sampling, stop=args.stop
-    ):
+    pieces = stream(
+        *(model, tokenizer, prompt, args.max_new_tokens),
+        sampling=sampling,
+        eos_token_id=_eos(model, tokenizer),
+        stop=args.stop,
+    )
+    for piece in pieces:
         render.stream(piece)
         size += len(piece)
     render.stream("\n")
@@ -194,7 +258,7 @@ def _stream(
 def _batch(
     args: argparse.Namespace,
     model: MambaLM,
-    tokenizer: ByteTokenizer,
+    tokenizer: Tokenizer,
     prompts: list[str],
     sampling: SamplingConfig,
 ) -> None:
@@ -204,6 +268,7 @@ def _batch(
     output = generate(
         *(model, [tokenizer.encode(prompt) for prompt in prompts], args.max_new_tokens),
         sampling=sampling,
+        eos_token_id=_eos(model, tokenizer),
         stop=args.stop,
         tokenizer=tokenizer,
     )

@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The sizes and options of a language model, in and out of the originals' config.json.
 
-No tensors and no file formats other than JSON here.
+No tensors and no file formats other than JSON here; transformers' config.json is
+``config_transformers``'s.
 """
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 from typing import Any, Literal
 
 from statescan.errors import ArgumentError, CheckpointError
+from statescan.models.safe_files import one_line
 
 _SIZES = ("d_model", "n_layer", "vocab_size", "d_state", "d_conv", "pad_vocab_size_multiple")
 _SWITCHES = ("rms_norm", "residual_in_fp32", "fused_add_norm", "tie_embeddings")
@@ -29,6 +29,14 @@ _SSM_OPTIONS = (
     "bias",
     "use_fast_path",
 )
+_SSM_SWITCHES = ("conv_bias", "bias", "use_fast_path")
+_SSM_NUMBERS = ("dt_min", "dt_max", "dt_scale", "dt_init_floor")
+_TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+_LARGEST = 2**31 - 1
+"""Of every size; a product of two then fits into 64 bits."""
+
+ORIGINAL_EPS = 1e-5
+"""What the originals' norms add to the mean square; their config.json has no word for it."""
 
 
 @dataclass
@@ -46,6 +54,11 @@ class MambaConfig:
         fused_add_norm: Read and written for the originals' sake; changes nothing here.
         pad_vocab_size_multiple: The embedding's rows are a multiple of this.
         tie_embeddings: Whether the head shares the embedding's weight.
+        norm_eps: Added to the mean square in the norms of the residual stream.
+        mixer_norm_eps: If given, dt, B and C of each mixer pass a norm without weights that adds
+            this, as in Falcon-Mamba.
+        bos_token_id, eos_token_id, pad_token_id: Tokens with a meaning, where the checkpoint names
+            them; they change nothing in the model.
     """
 
     d_model: int = 2560
@@ -61,13 +74,19 @@ class MambaConfig:
     fused_add_norm: bool = True
     pad_vocab_size_multiple: int = 8
     tie_embeddings: bool = True
+    norm_eps: float = ORIGINAL_EPS
+    mixer_norm_eps: float | None = None
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+    pad_token_id: int | None = None
 
     def __post_init__(self) -> None:
+        self._check("ssm_cfg", isinstance(self.ssm_cfg, Mapping), "a table of names and values")
         extra = dict(self.ssm_cfg)
         layer = extra.pop("layer", "Mamba1")
         if layer != "Mamba1":
             raise ArgumentError(
-                f"MambaConfig: ssm_cfg names the layer {layer!r}.\n"
+                f"MambaConfig: ssm_cfg names the layer {one_line(repr(layer))}.\n"
                 "This version builds 'Mamba1' only.\n"
                 "Use a Mamba-1 checkpoint."
             )
@@ -77,7 +96,7 @@ class MambaConfig:
         unknown = sorted(set(extra) - set(_SSM_OPTIONS))
         if unknown:
             raise ArgumentError(
-                f"MambaConfig: ssm_cfg has the unknown key {unknown[0]!r}.\n"
+                f"MambaConfig: ssm_cfg has the unknown key {one_line(repr(unknown[0]))}.\n"
                 f"Known are {', '.join((*_SSM_FIELDS, *_SSM_OPTIONS))}.\n"
                 "Correct or remove it."
             )
@@ -87,18 +106,36 @@ class MambaConfig:
     def _check_values(self) -> None:
         sizes = (*_SIZES, *(() if self.dt_rank == "auto" else ("dt_rank",)))
         for name in sizes:
-            value = getattr(self, name)
-            whole = isinstance(value, int) and not isinstance(value, bool)
-            self._check(name, whole and value >= 1, "an integer of at least 1")
+            self._check(name, _whole(getattr(self, name), 1), f"an integer from 1 to {_LARGEST}")
         for name in _SWITCHES:
             self._check(name, isinstance(getattr(self, name), bool), "true or false")
-        number = isinstance(self.expand, int | float) and 0 < self.expand < math.inf
-        self._check("expand", number, "a number above 0")
+        self._check("expand", _positive(self.expand), f"a number above 0, at most {_LARGEST}")
+        self._check("norm_eps", _positive(self.norm_eps), "a number above 0")
+        given = self.mixer_norm_eps is None or _positive(self.mixer_norm_eps)
+        self._check("mixer_norm_eps", given, "a number above 0, or None")
+        for name in _TOKEN_IDS:
+            value = getattr(self, name)
+            several = name == "eos_token_id" and isinstance(value, list)
+            ids = value if several else [] if value is None else [value]
+            self._check(name, all(_whole(one, 0) for one in ids), "a token's number, or None")
+        for name, value in self.ssm_cfg.items():
+            switch = name not in _SSM_SWITCHES or isinstance(value, bool)
+            self._check_option(name, switch, "true or false")
+            number = name not in _SSM_NUMBERS or _positive(value)
+            self._check_option(name, number, "a number above 0")
 
     def _check(self, name: str, holds: bool, needed: str) -> None:
         if not holds:
             raise ArgumentError(
-                f"MambaConfig: got {name}={getattr(self, name)!r}.\n"
+                f"MambaConfig: got {name}={one_line(repr(getattr(self, name)))}.\n"
+                f"{name} must be {needed}.\n"
+                "Correct it, or leave it out for the default."
+            )
+
+    def _check_option(self, name: str, holds: bool, needed: str) -> None:
+        if not holds:
+            raise ArgumentError(
+                f"MambaConfig: ssm_cfg has {name}={one_line(repr(self.ssm_cfg[name]))}.\n"
                 f"{name} must be {needed}.\n"
                 "Correct it, or leave it out for the default."
             )
@@ -114,18 +151,25 @@ class MambaConfig:
         return {**{name: getattr(self, name) for name in _SSM_FIELDS}, **self.ssm_cfg}
 
     def to_dict(self) -> dict[str, Any]:
-        """The originals' layout: mixer sizes that differ from the defaults stand in ssm_cfg."""
-        defaults = {item.name: item.default for item in fields(self)}
-        result = {
-            item.name: getattr(self, item.name)
-            for item in fields(self)
-            if item.name not in (*_SSM_FIELDS, "ssm_cfg")
-        }
+        """The originals' layout: mixer sizes that differ from the defaults stand in ssm_cfg.
+
+        The numbers of special tokens have no place there and are left out.
+
+        Raises:
+            ArgumentError: the model has norms that the layout cannot express.
+        """
+        if self.norm_eps != ORIGINAL_EPS or self.mixer_norm_eps is not None:
+            raise ArgumentError(
+                f"MambaConfig: norm_eps={self.norm_eps}, mixer_norm_eps={self.mixer_norm_eps}.\n"
+                f"The state-spaces layout has norm_eps={ORIGINAL_EPS} and no mixer norms.\n"
+                "Use the transformers layout: save_model(..., layout='transformers')."
+            )
         changed = {
             name: getattr(self, name)
             for name in _SSM_FIELDS
-            if getattr(self, name) != defaults[name]
+            if getattr(self, name) != _DEFAULTS[name]
         }
+        result = {name: getattr(self, name) for name in _STATE_SPACES_KEYS}
         return {**result, "ssm_cfg": {**changed, **self.ssm_cfg}}
 
     @classmethod
@@ -135,20 +179,20 @@ class MambaConfig:
         Raises:
             ArgumentError: a key is unknown, or asks for layers other than Mamba-1 mixers.
         """
-        known = {item.name for item in fields(cls)}
+        known = {*_STATE_SPACES_KEYS, *_SSM_FIELDS, "ssm_cfg"}
         given = dict(values)
         # Hybrids of other projects put attention or feed-forward layers here; empty means none.
         for name in ("d_intermediate", "attn_layer_idx", "attn_cfg"):
             if given.pop(name, None):
                 raise ArgumentError(
-                    f"MambaConfig: {name} is {values[name]!r}.\n"
+                    f"MambaConfig: {name} is {one_line(repr(values[name]))}.\n"
                     "Models of this version have Mamba layers only.\n"
                     "Use a checkpoint without attention or feed-forward layers."
                 )
         unknown = sorted(set(given) - known)
         if unknown:
             raise ArgumentError(
-                f"MambaConfig: unknown key {unknown[0]!r}.\n"
+                f"MambaConfig: unknown key {one_line(repr(unknown[0]))}.\n"
                 f"Known are {', '.join(sorted(known))}.\n"
                 "Correct or remove it."
             )
@@ -163,7 +207,7 @@ class MambaConfig:
         """Inverse of ``to_json``."""
         try:
             values = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise CheckpointError(f"the configuration is not valid JSON: {error}") from error
         if not isinstance(values, dict):
             raise CheckpointError(
@@ -171,14 +215,19 @@ class MambaConfig:
             )
         return cls.from_dict(values)
 
-    @classmethod
-    def from_file(cls, path: Path) -> MambaConfig:
-        """Read a config.json; the error names the file."""
-        try:
-            return cls.from_json(path.read_text(encoding="utf-8"))
-        except FileNotFoundError as error:
-            raise CheckpointError(f"{path} does not exist: not a model folder") from error
-        except (OSError, UnicodeDecodeError) as error:
-            raise CheckpointError(f"{path} cannot be read: {error}") from error
-        except (ArgumentError, CheckpointError, TypeError) as error:
-            raise CheckpointError(f"{path}: {error}") from error
+
+_DEFAULTS = {item.name: item.default for item in fields(MambaConfig)}
+_STATE_SPACES_KEYS = (
+    *("d_model", "n_layer", "vocab_size", "rms_norm", "residual_in_fp32", "fused_add_norm"),
+    *("pad_vocab_size_multiple", "tie_embeddings"),
+)
+
+
+def _whole(value: object, least: int) -> bool:
+    """An integer, and neither a bool nor larger than any size can be."""
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= _LARGEST
+
+
+def _positive(value: object) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and 0 < value <= _LARGEST  # type: ignore[operator]

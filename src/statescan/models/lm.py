@@ -6,9 +6,10 @@ Sampling lives in ``generation``, files in ``checkpoint``; no kernel choice here
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,13 @@ from torch.nn import functional as F
 from statescan.errors import ArgumentError, DtypeError, ShapeError
 from statescan.models.config import MambaConfig
 from statescan.models.initialise import initialise_weights
+from statescan.models.mixer_norms import add_mixer_norms
 from statescan.nn import Block, InferenceCache, LayerNorm, Mamba, RMSNorm
+from statescan.nn.plain import is_plain, is_untouched
+from statescan.ops._fused_decode import fused_linear, fused_mamba_stack
+
+if TYPE_CHECKING:
+    from statescan.models.key_maps import Layout
 
 IGNORED_LABEL = -100
 
@@ -41,7 +48,7 @@ class MambaBackbone(nn.Module):
         super().__init__()
         placed: dict[str, Any] = {"device": device, "dtype": dtype}
         norm_cls: type[nn.Module] = RMSNorm if config.rms_norm else LayerNorm
-        norm: Callable[[int], nn.Module] = partial(norm_cls, eps=1e-5, **placed)
+        norm: Callable[[int], nn.Module] = partial(norm_cls, eps=config.norm_eps, **placed)
         self.embedding = nn.Embedding(config.padded_vocab_size, config.d_model, **placed)
         self.layers = nn.ModuleList(
             Block(
@@ -53,6 +60,9 @@ class MambaBackbone(nn.Module):
             for i in range(config.n_layer)
         )
         self.norm_f = norm(config.d_model)
+        if config.mixer_norm_eps is not None:
+            for block in self.blocks():
+                add_mixer_norms(block.mixer, config.mixer_norm_eps)
         initialise_weights(self, config.n_layer)
 
     def blocks(self) -> Iterator[Block]:
@@ -69,6 +79,11 @@ class MambaBackbone(nn.Module):
     ) -> Tensor:
         """Hidden states (batch, seqlen, d_model) of input_ids; ``cache`` is updated in place."""
         hidden_states = self.embedding(input_ids)
+        if cache is not None and input_ids.shape[1] == 1 and seq_idx is None and cu_seqlens is None:
+            stepped = self._step(hidden_states, cache)
+            if stepped is not None:
+                cache.seqlen_offset += 1
+                return stepped
         residual = None
         for i, layer in enumerate(self.layers):
             hidden_states, residual = layer(
@@ -83,6 +98,30 @@ class MambaBackbone(nn.Module):
             cache.seqlen_offset += input_ids.shape[1]
         normed: Tensor = self.norm_f(summed)
         return normed.to(hidden_states.dtype)
+
+    def _step(self, hidden_states: Tensor, cache: InferenceCache) -> Tensor | None:
+        """All layers on one token a row, at once; None where they must be called one by one."""
+        if torch.is_grad_enabled() or not self.layers or type(self.norm_f) is not RMSNorm:
+            return None
+        if not is_plain(self.norm_f, (RMSNorm,)):
+            return None
+        layers: list[tuple[Tensor | None, ...]] = []
+        for i, block in enumerate(self.blocks()):
+            norm, mixer = block.norm, block.mixer
+            if not (isinstance(norm, RMSNorm) and isinstance(mixer, Mamba)):
+                return None
+            if not (is_untouched(block, Block) and is_untouched(mixer, Mamba)):
+                return None
+            if not is_plain(norm, (RMSNorm,)) or norm.eps != self.norm_f.eps:
+                return None
+            weights = mixer.step_weights()
+            if weights is None:
+                return None
+            conv_state, ssm_state = cache[i]
+            layers.append((norm.weight, conv_state, ssm_state, *weights))
+        rows = hidden_states.squeeze(1)
+        found = fused_mamba_stack(rows, self.norm_f.weight, layers, self.norm_f.eps)
+        return None if found is None else found.unsqueeze(1)
 
 
 class MambaLM(nn.Module):
@@ -108,6 +147,34 @@ class MambaLM(nn.Module):
         # The originals initialise the backbone twice; doing it once would shift every later draw.
         initialise_weights(self, config.n_layer)
         self.tie_weights()
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        source: str | os.PathLike[str],
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        revision: str | None = None,
+    ) -> MambaLM:
+        """``load_model``: a folder or a hub id, in state-spaces' layout or in transformers'."""
+        # Files are above the model, which must not need them to be built.
+        from statescan.models.checkpoint import load_model
+
+        return load_model(source, device=device, dtype=dtype, revision=revision)
+
+    def save_pretrained(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        dtype: torch.dtype | None = None,
+        layout: Layout = "state-spaces",
+        max_shard_size: int | str | None = None,
+    ) -> None:
+        """``save_model``: config.json and model.safetensors, or its shards."""
+        from statescan.models.checkpoint import save_model
+
+        save_model(self, directory, dtype=dtype, layout=layout, max_shard_size=max_shard_size)
 
     def tie_weights(self) -> None:
         """Let the head use the embedding's weight, if the configuration says so."""
@@ -142,10 +209,21 @@ class MambaLM(nn.Module):
         hidden_states = self.backbone(input_ids, cache, seq_idx=seq_idx, cu_seqlens=cu_seqlens)
         if num_last_tokens > 0:
             hidden_states = hidden_states[:, -num_last_tokens:]
-        logits: Tensor = self.lm_head(hidden_states)
+        logits = self._logits(hidden_states)
         if labels is None:
             return MambaOutput(logits)
         return MambaOutput(logits, _next_token_loss(logits, labels, seq_idx, cu_seqlens))
+
+    def _logits(self, hidden_states: Tensor) -> Tensor:
+        batch, seqlen, width = hidden_states.shape
+        if is_plain(self.lm_head, (nn.Linear,)) and not torch.is_grad_enabled():
+            # One token a row: torch's product takes up to three times as long as reading W.
+            rows = hidden_states.reshape(batch * seqlen, width)
+            fused = fused_linear(rows, self.lm_head.weight, self.lm_head.bias)
+            if fused is not None:
+                return fused.view(batch, seqlen, -1)
+        logits: Tensor = self.lm_head(hidden_states)
+        return logits
 
     def allocate_inference_cache(
         self, batch_size: int, max_seqlen: int | None = None, dtype: torch.dtype | None = None

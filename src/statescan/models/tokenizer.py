@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The byte tokenizer: token i is byte i of the UTF-8 text.
 
-Tokenizers with a vocabulary of their own do not belong here; any object with the same two
+Tokenizers with a vocabulary of their own are in ``text_tokenizer``; any object with the same two
 methods works in their place.
 """
 
