@@ -5,26 +5,32 @@ import pytest
 import torch
 
 from statescan import ops
-from statescan.backends.base import ALL_OPS
-from statescan.cli import _gate, _timing, _workloads
+from statescan.backends.base import ALL_OPS, Support
+from statescan.backends.torch import TorchBackend
+from statescan.cli import _bench_run, _gate, _timing, _workloads
 from statescan.cli._timing import summarise, time_in_turns
+from statescan.dispatch import all_backends
 from statescan.testing import naive
 from statescan.testing.compare import error
 
-SMALL = ("--dim", "8", "--seqlen", "12", "--dstate", "4", "--seconds", "0.01")
+SMALL = ("--dim", "8", "--seqlen", "12", "--dstate", "4", "--seconds", "0.01", "--no-peers")
 SIZES = {"batch": 2, "dim": 8, "seqlen": 12, "dstate": 4, "width": 4}
 DECODE = ("selective_state_update", "causal_conv1d_update")
+USABLE = [b.name for b in all_backends() if b.automatic and b.availability().ok]
 
 
 def test_json_rows_have_the_fields_of_results(run):
-    outcome = run("bench", *SMALL, "--json")
+    outcome = run("bench", *ALL_OPS, *SMALL, "--json")
     assert outcome.code == 0
     document = json.loads(outcome.out)
     assert document["schema_version"] == 1
     assert document["passed"]
-    ways = [(row["op"], row["direction"]) for row in document["rows"]]
-    assert ways == [
+    ways = [
         (op, way) for op in ALL_OPS for way in (("fwd",) if op in DECODE else ("fwd", "fwd_bwd"))
+    ]
+    against_naive = [row for row in document["rows"] if row["peer"] == "naive"]
+    assert [(r["op"], r["direction"], r["backend"]) for r in against_naive] == [
+        (op, way, backend) for op, way in ways for backend in USABLE
     ]
     for row in document["rows"]:
         assert {"batch", "dim", "layout", "dtype", "statescan_ms", "peer_ms", "spread"} <= set(row)
@@ -34,11 +40,74 @@ def test_json_rows_have_the_fields_of_results(run):
     assert {"torch", "python", "processor", "cpus", "threads"} <= set(document["machine"])
 
 
+def test_every_usable_backend_is_timed_and_the_reference_is_not(run):
+    document = json.loads(run("bench", "causal_conv1d", *SMALL, "--json").out)
+    found = [t["version"] for t in document["timings"] if t["direction"] == "fwd"]
+    assert sorted(found) == sorted(["naive", *USABLE])
+    assert "reference" not in found
+    for timing in document["timings"]:
+        base = next(
+            t for t in document["timings"]
+            if t["version"] == "naive" and t["direction"] == timing["direction"]
+        )  # fmt: skip
+        assert timing["times_naive"] == pytest.approx(base["ms"] / timing["ms"])
+
+
+def test_backends_are_beside_each_other_too(run):
+    options = ("--backend", "torch", "--backend", "reference", "--direction", "fwd")
+    document = json.loads(run("bench", "causal_conv1d", *SMALL, *options, "--json").out)
+    pairs = {(row["backend"], row["peer"]) for row in document["rows"]}
+    assert pairs == {
+        ("torch", "naive"), ("torch", "reference"), ("reference", "naive"), ("reference", "torch"),
+    }  # fmt: skip
+
+
+def test_a_backend_that_is_not_usable_is_named_with_the_reason(run, monkeypatch):
+    class Broken(TorchBackend):
+        name = "broken"
+
+        def availability(self):
+            return Support(False, "its library is missing")
+
+    monkeypatch.setattr(_bench_run, "all_backends", lambda: (Broken(), *all_backends()))
+    outcome = run("bench", "causal_conv1d", *SMALL, "--direction", "fwd")
+    assert outcome.code == 0
+    assert "not timed: broken does not run here: its library is missing" in outcome.err
+
+
+def test_a_backend_that_refuses_the_dtype_is_named_and_the_others_are_timed(run, monkeypatch):
+    class Narrow(TorchBackend):
+        name = "narrow"
+
+        def supports(self, request):
+            if "float64" in request.dtypes.values():
+                return Support(False, "it has no float64", limit=True)
+            return super().supports(request)
+
+        def function(self, op, direction):
+            return TorchBackend().function(op, direction)
+
+    both = (Narrow(), *all_backends())
+    monkeypatch.setattr(_bench_run, "all_backends", lambda: both)
+    monkeypatch.setattr("statescan.dispatch.registry._BACKENDS", both)
+    options = ("--direction", "fwd", "--dtype", "fp64")
+    outcome = run("bench", "causal_conv1d", *SMALL, *options)
+    assert outcome.code == 0
+    assert "not timed: narrow does not run causal_conv1d: it has no float64" in outcome.err
+    assert "torch" in outcome.out
+    named = run("bench", "causal_conv1d", *SMALL, *options, "--backend", "narrow")
+    assert named.code == 1
+    assert "it has no float64" in named.err
+    narrow = run("bench", "causal_conv1d", *SMALL, "--direction", "fwd")
+    assert "narrow" in narrow.out
+
+
 def test_table(run):
     outcome = run("bench", "causal_conv1d", *SMALL, "--dtype", "bf16")
     assert outcome.code == 0
     assert outcome.err == ""
-    assert "statescan ms" in outcome.out
+    assert outcome.out.count("naive") == 2
+    assert "1.00x" in outcome.out
     assert "fwd+bwd" in outcome.out
     assert "bfloat16" in outcome.out
     assert max(map(len, outcome.out.splitlines())) <= 80
@@ -51,13 +120,13 @@ def test_a_wrong_result_has_no_speed(run, monkeypatch):
     assert outcome.code == 1
     assert "fwd" not in outcome.out
     assert "FAILED" in outcome.out
-    assert outcome.err.startswith("error: causal_conv1d was not timed: ")
+    assert outcome.err.startswith(f"error: causal_conv1d on {USABLE[0]} was not timed: ")
     outcome = run("bench", "causal_conv1d", *SMALL, "--json")
     document = json.loads(outcome.out)
     assert (outcome.code, document["passed"], document["rows"]) == (1, False, [])
 
 
-def test_a_wrong_peer_has_no_speed_either(monkeypatch):
+def test_a_wrong_naive_algorithm_has_no_speed_either(monkeypatch):
     real = naive.causal_conv1d_naive
     monkeypatch.setattr(naive, "causal_conv1d_naive", lambda **kwargs: real(**kwargs) * 1.01)
     row = _gate.check_workload("causal_conv1d", SIZES, "float32", "auto")
@@ -74,10 +143,13 @@ def test_a_result_that_is_wrong_only_at_these_sizes_is_found(monkeypatch):
     assert "at these sizes" in row["error"]
 
 
-def test_unknown_backend(run):
+def test_unknown_names(run):
     outcome = run("bench", "causal_conv1d", *SMALL, "--backend", "nothing")
     assert outcome.code == 2
     assert "'nothing'" in outcome.err
+    outcome = run("bench", "nothing")
+    assert outcome.code == 2
+    assert "model" in outcome.err
 
 
 @pytest.mark.parametrize("op", ALL_OPS)
@@ -113,7 +185,7 @@ def test_a_very_slow_version_is_called_once(monkeypatch):
 
 def test_one_direction(run):
     outcome = run("bench", "causal_conv1d", *SMALL, "--direction", "fwd_bwd", "--json")
-    assert [row["direction"] for row in json.loads(outcome.out)["rows"]] == ["fwd_bwd"]
+    assert {row["direction"] for row in json.loads(outcome.out)["rows"]} == {"fwd_bwd"}
 
 
 def test_median_and_spread():

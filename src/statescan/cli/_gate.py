@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from statescan.cli._checks import check_op
-from statescan.cli._workloads import UPDATES, Workload, make_workload, run
+from statescan.cli._workloads import UPDATES, Call, Workload, make_workload, run
 from statescan.testing.compare import error
 from statescan.testing.tolerances import tolerance
 
@@ -43,6 +43,24 @@ def check_workload(
     return row
 
 
+def check_peer(op: str, sizes: Mapping[str, int], dtype_name: str, call: Call) -> str:
+    """Why another package's call must not be timed, "" when it computes the same."""
+    judged = {**sizes, "seqlen": min(sizes["seqlen"], _LONGEST)}
+    workload = make_workload(op, judged, getattr(torch, dtype_name))
+    for direction in workload.directions:
+        exact = _results(workload.in_double(), "reference", direction)
+        try:
+            found = _results(workload, call, direction)
+        except Exception as failure:  # noqa: BLE001, foreign code: its failure is the reason shown
+            lines = str(failure).strip().splitlines() or [""]
+            return f"fails: {type(failure).__name__}: {lines[0]}"
+        for name, truth in exact.items():
+            off = error(found[name], truth)
+            if not off <= _NAIVE_LIMIT[dtype_name]:
+                return f"wrong: {name} has error {off:.1e}"
+    return ""
+
+
 def _compare(
     workload: Workload, direction: str, dtype: torch.dtype, dtype_name: str, backend: str
 ) -> str:
@@ -63,10 +81,11 @@ def _compare(
     return ""
 
 
-def _results(workload: Workload, version: str, direction: str) -> dict[str, Tensor]:
+def _results(workload: Workload, version: str | Call, direction: str) -> dict[str, Tensor]:
     """Results of one call on copies of the inputs, with the state that it updated."""
     inputs = {name: tensor.clone() for name, tensor in workload.inputs.items()}
-    results = run(workload.version(version), inputs, direction)
+    call = workload.version(version) if isinstance(version, str) else version
+    results = run(call, inputs, direction)
     if workload.op in UPDATES:
         results[_STATES[workload.op]] = inputs[_STATES[workload.op]]
     return results
