@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """transformers' layout: its models give the same logits here, and ours give the same there.
 
-The first half reads checkpoints that transformers saved (``data/make_fixtures.py``); the second
-runs transformers itself, where it is installed.
+The first half reads checkpoints that transformers saved (``make_transformers_fixtures.py`` in
+tests/helpers made them); the second runs transformers itself, where it is installed.
 """
 
 import json

@@ -106,6 +106,18 @@ VEC_INLINE float vec_sum(vec v) {
     return v[0];
 }
 
+/* The value itself, but rounded: it takes no part in a fused multiply-add. */
+VEC_INLINE vec vec_rounded(vec value) {
+#if defined(__AVX512F__)
+    __asm__("" : "+v"(value));
+#elif defined(__x86_64__)
+    __asm__("" : "+x"(value));
+#elif defined(__aarch64__)
+    __asm__("" : "+w"(value));
+#endif
+    return value;
+}
+
 /* 2^t. With t = n + f, |f| <= 1/2: a polynomial for 2^f that is exactly 1 at f = 0, then n added to
  * the exponent. Its relative error is 9.2e-8 at most and 2.9e-7 |f| near 0, which is what a state
  * that decays slowly collects. Below 2^-126 the result stays there, above 2^128 it is infinite;
@@ -125,13 +137,15 @@ VEC_INLINE vec vec_exp2(vec t) {
 }
 
 /* 2^(step * rate) in the innermost loops of scans, where it takes most of the time; `rate` comes
- * from vec_rate. AVX-512 scales by a power of two without clamps, whatever its size, and the
- * exponent's product need not be formed: 10 operations instead of 13. */
+ * from vec_rate. AVX-512 scales by a power of two without clamps, whatever its size: 11 operations
+ * instead of 13. The product is rounded before n is taken from it, so that f stays bounded when it
+ * is huge; a fused f would be the product's rounding error there, and its fifth power infinite. */
 VEC_INLINE vec vec_decay(vec step, vec rate) {
 #if defined(__AVX512F__)
     const vec magic = vec_all(12582912.0f);
-    const vec n = (step * rate + magic) - magic;
-    const vec f = step * rate - n;
+    const vec t = vec_rounded(step * rate);
+    const vec n = (t + magic) - magic;
+    const vec f = t - n;
     vec p = vec_all(0.001326472731307149f);
     p = p * f + vec_all(0.009671512991189957f);
     p = p * f + vec_all(0.05550733581185341f);
@@ -144,10 +158,11 @@ VEC_INLINE vec vec_decay(vec step, vec rate) {
 #endif
 }
 
-/* A as a rate for vec_decay: times log2(e), and finite, so that a rate of -infinity decays to 0
- * instead of meeting itself in a difference. */
+/* A as a rate for vec_decay: times log2(e), and within bounds, so that its product with a step is
+ * finite and a rate of -infinity decays to 0 instead of meeting itself in a difference. */
 VEC_INLINE vec vec_rate(vec A) {
-    return vec_at_least(A * vec_all(VEC_LOG2E), vec_all(-1e30f));
+    const vec rate = vec_at_least(A * vec_all(VEC_LOG2E), vec_all(-1e25f));
+    return vec_at_most(rate, vec_all(1e25f));
 }
 
 VEC_INLINE vec vec_exp(vec value) {

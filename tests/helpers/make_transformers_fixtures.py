@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the checkpoints in this folder: tiny random models that transformers saved, with logits.
+"""Writes the checkpoints of tests/models/data: tiny models that transformers saved, and logits.
 
-Run by hand, where transformers is installed: ``python tests/models/data/make_fixtures.py``. The
-tests read the files and need no transformers. Made with transformers 5.24.0 and torch 2.13.0.
+Run by hand, where transformers is installed; the tests read the files and need none. The files
+there were made with transformers 5.24.0 and torch 2.13.0.
 """
 
 from pathlib import Path
@@ -56,7 +56,7 @@ def main() -> None:
                     parameter.add_(0.3 * torch.randn_like(parameter))
                 elif "bias" in key and "dt_proj" not in key:
                     parameter.normal_(std=0.5)
-        folder = Path(__file__).parent / name
+        folder = Path(__file__).parents[1] / "models" / "data" / name
         model.to(dtype).save_pretrained(folder, max_shard_size=shard)
         (folder / "generation_config.json").unlink()
         input_ids = torch.randint(0, SIZES["vocab_size"], (2, 11))
