@@ -31,6 +31,8 @@ BACKENDS = [b.name for b in all_backends() if b.availability().ok]
 @pytest.mark.parametrize("case", representative(*OPS), ids=str)
 def test_values_and_dtypes_do_not_change(case, backend):
     """Forward and backward inside the context give the bits of a call outside of it."""
+    if backend == "cpu" and "complex" in case.name:
+        pytest.skip("the cpu backend has no complex states, and says so: tests/dispatch")
     kwargs = {**make(case.op, case.name), "backend": backend}
     expected = run(case.op, public(case.op), kwargs)
     for dtype in (torch.bfloat16, torch.float16):

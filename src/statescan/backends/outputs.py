@@ -74,6 +74,18 @@ def empty_gradients(*inputs: Tensor | None) -> tuple[Tensor, ...]:
     return tuple(gradients)
 
 
+def overlaps(out: Tensor, *inputs: Tensor | None) -> bool:
+    """Whether ``out`` may share memory with an input otherwise than element by element."""
+    home = out.untyped_storage().data_ptr()
+    for tensor in inputs:
+        if tensor is None or tensor.untyped_storage().data_ptr() != home:
+            continue
+        same = tensor.data_ptr() == out.data_ptr() and tensor.stride() == out.stride()
+        if not (same and tensor.shape == out.shape and tensor.dtype == out.dtype):
+            return True
+    return False
+
+
 def _num_states(x: Tensor, cu_seqlens: Tensor | None) -> int:
     return x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from statescan.backends import outputs
 from statescan.backends.base import OpRequest
 from statescan.errors import ShapeError
 from statescan.ops import _shapes
@@ -176,7 +177,7 @@ def selective_state_update(
     )
     options = (dt_softplus, pad_slot_id, backend)
     key = plan = None
-    if _no_lists(listed):
+    if _no_lists(listed) and (out is None or not _overlaps(out, listed)):
         key, plan = find_plan(_NAME, listed, options)
     if plan is not None:
         result = torch.empty_like(x) if out is None else out
@@ -210,6 +211,12 @@ def selective_state_update(
     if key is not None:
         keep_plan(key, partial(_make_plan, arguments))
     return out
+
+
+def _overlaps(out: Tensor, listed: tuple[Tensor | None, ...]) -> bool:
+    """Whether ``out`` shares memory with an input, which the long road looks at."""
+    # Dynamo cannot ask for addresses; it takes the long road in any case.
+    return torch.compiler.is_compiling() or outputs.overlaps(out, *listed[:9])
 
 
 def _no_lists(listed: tuple[Tensor | None, ...]) -> bool:

@@ -1,13 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Slots of the two decode ops as the kernels read them; what is checked is checked in ``ops``.
 
-No arithmetic on states: at most a copy of the pool, where rows would read what others write.
+No arithmetic: at most a copy of the pool, or other memory for the output, where rows would read
+what others write.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+
 import torch
 from torch import Tensor
+
+from statescan.backends.outputs import overlaps
 
 
 def slot_fields(
@@ -29,6 +34,14 @@ def starting_pool(pool: Tensor, read: Tensor | None, write: Tensor | None) -> Te
     """The pool, or a copy if a row writes a slot that another row reads."""
     if write is None:
         return pool
-    sources = range(write.shape[0]) if read is None else read.tolist()
-    moved = {slot: source for slot, source in zip(write.tolist(), sources) if slot != source}
-    return pool.clone() if moved.keys() & set(sources) else pool
+    sources = list(range(write.shape[0])) if read is None else read.tolist()
+    readers = Counter(sources)
+    for slot, source in zip(write.tolist(), sources):
+        if slot >= 0 and readers[slot] > (slot == source):
+            return pool.clone()
+    return pool
+
+
+def separate(out: Tensor, *inputs: Tensor | None) -> Tensor:
+    """``out``, or memory like it where rows would write what other rows have yet to read."""
+    return torch.empty_like(out) if overlaps(out, *inputs) else out

@@ -17,8 +17,13 @@ def workers(scratch_vectors: int) -> tuple[tuple[int, int, int], Tensor]:
     """``struct statescan_workers`` and the memory it points to, which the caller must keep."""
     count = threads.workers()
     scratch_bytes = scratch_vectors * vector_bytes()
-    scratch = torch.empty(count * scratch_bytes, dtype=torch.uint8)
+    scratch = torch.empty(count * scratch_bytes, dtype=torch.uint8, device="cpu")
     return (count, scratch.data_ptr(), scratch_bytes), scratch
+
+
+def floats(*shape: int) -> Tensor:
+    """Memory for float32 numbers, whatever torch's default dtype and device are."""
+    return torch.empty(shape, dtype=torch.float32, device="cpu")
 
 
 def add_up(parts: Tensor) -> Tensor:

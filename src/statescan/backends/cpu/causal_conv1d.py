@@ -6,11 +6,10 @@ The algorithms are described in ``kernels/cpu/causal_conv1d_fwd.c`` and ``_bwd.c
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from statescan.backends.cpu import abi
-from statescan.backends.cpu._workspace import add_up, workers
+from statescan.backends.cpu._workspace import add_up, floats, workers
 from statescan.backends.cpu.sequences import list_sequences
 from statescan.backends.outputs import causal_conv1d_fwd_outputs, empty_gradients
 
@@ -78,8 +77,8 @@ def causal_conv1d_bwd(
         return dx, dweight, dbias, dinitial_states
     part_tokens, row_groups = _cut_sums(batch, dim, seqlen)
     sums = row_groups * -(-seqlen // part_tokens)
-    weight_sums, bias_sums = torch.empty((sums, dim, width)), torch.empty((sums, dim))
-    states = None if initial_states is None else torch.empty(initial_states.shape)
+    weight_sums, bias_sums = floats(sums, dim, width), floats(sums, dim)
+    states = None if initial_states is None else floats(*initial_states.shape)
     small = [abi.dense(t) for t in (weight, bias, initial_states, dfinal_states)]
     threads, _scratch = workers(_vectors(_BACKWARD_TILES, _BACKWARD_TABLES, width))
     abi.call(

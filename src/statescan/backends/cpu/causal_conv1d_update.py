@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from statescan.backends.cpu import abi, threads
-from statescan.backends.cpu._slots import slot_fields, starting_pool
+from statescan.backends.cpu._slots import separate, slot_fields, starting_pool
 from statescan.backends.native import vector_bytes
 
 Tensors = Sequence[Tensor | None]
@@ -64,11 +64,14 @@ def causal_conv1d_update(
     positions = None
     if cache_seqlens is not None and conv_state.shape[2] > 0:
         positions = cache_seqlens.to(torch.int64).contiguous()
+    result = separate(out, x, weight, bias)
     form, _scratch = describe(
-        *(x, conv_state, start, weight, bias, positions, intermediate_states, out, silu, slots)
+        *(x, conv_state, start, weight, bias, positions, intermediate_states, result, silu, slots)
     )
-    tensors = (x, out, conv_state, start, intermediate_states, weight, bias)
+    tensors = (x, result, conv_state, start, intermediate_states, weight, bias)
     abi.kernel("causal_conv1d_update")(form, abi.addresses(*tensors))
+    if result is not out:
+        out.copy_(result)
 
 
 def describe(
@@ -93,7 +96,7 @@ def describe(
         kept = (0, row, channel, column, abi.DTYPES[intermediate_states.dtype])
     scratch_bytes = (2 * width + state_len + num_tokens) * vector_bytes()
     count = threads.workers()
-    scratch = torch.empty(count * scratch_bytes, dtype=torch.uint8)
+    scratch = torch.empty(count * scratch_bytes, dtype=torch.uint8, device="cpu")
     packed = abi.pack(
         "causal_conv1d_update",
         *(_tokens(x), _tokens(out), abi.tensor3(conv_state), abi.tensor3(start), kept),

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from statescan.backends.cpu import abi
+from statescan.backends.cpu._workspace import floats
 from statescan.backends.cpu.mamba_step import describe
 from statescan.backends.cpu.vector_linear import rows, vector
 
@@ -37,12 +38,12 @@ def mamba_stack_plan(
     if norm.shape != hidden.shape[1:] or final_norm.shape != hidden.shape[1:]:
         return None
     # Between the layers everything is float32 in the workspace.
-    passed = torch.empty((3, *hidden.shape))
+    passed = floats(3, *hidden.shape)
     found = describe(*(passed[1], *layers[0][1:], passed[2]))
     if found is None:
         return None
     step, kept = found
-    epsilon = torch.tensor([eps], dtype=torch.float32)
+    epsilon = torch.tensor([eps], dtype=torch.float32, device="cpu")
     form = abi.pack(
         "mamba_stack",
         *(rows(hidden), rows(out), vector(norm), vector(final_norm)),

@@ -16,6 +16,7 @@ from torch import Tensor
 from statescan.backends.cpu import abi, threads
 from statescan.backends.cpu import causal_conv1d_update as conv
 from statescan.backends.cpu import selective_state_update as state
+from statescan.backends.cpu._workspace import floats
 from statescan.backends.cpu.vector_linear import MOST_ROWS, matrix, rows, vector
 
 _OUT_ROWS = 32
@@ -77,7 +78,7 @@ def describe(
     if any(tensor is not None and tensor.shape != shape for tensor, shape in wanted):
         return None
     projected = x_proj_weight.shape[0]
-    workspace = torch.empty(batch * (d_model + 5 * dim + projected))
+    workspace = floats(batch * (d_model + 5 * dim + projected))
     # The kernel points these at its workspace; only their shapes count here.
     x = workspace[: batch * dim].view(batch, dim)
     B = workspace[: batch * dstate].view(batch, dstate)
@@ -91,7 +92,7 @@ def describe(
     count = threads.workers()
     sizes = (t.numel() * t.element_size() // count for t in (conv_scratch, state_scratch))
     scratch_bytes = -(-max(*sizes, 4 * batch * (_OUT_ROWS + max(dim, d_model))) // 64) * 64
-    scratch = torch.empty(count * scratch_bytes, dtype=torch.uint8)
+    scratch = torch.empty(count * scratch_bytes, dtype=torch.uint8, device="cpu")
     form = abi.pack(
         "mamba_step",
         *(rows(hidden), rows(out), vector(in_proj_bias), vector(out_proj_bias)),

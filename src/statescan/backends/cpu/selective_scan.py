@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from statescan.backends.cpu import abi
-from statescan.backends.cpu._workspace import add_up
+from statescan.backends.cpu._workspace import add_up, floats
 from statescan.backends.cpu._workspace import workers as make_workers
 from statescan.backends.cpu.sequences import list_sequences
 from statescan.backends.outputs import (
@@ -24,7 +24,7 @@ from statescan.backends.outputs import (
 # Of kernels/cpu: tokens a tile holds, tiles and tables [dstate] a worker needs.
 _STEPS = 64
 _FORWARD_TILES, _FORWARD_TABLES = 4, 16
-_BACKWARD_TILES, _BACKWARD_TABLES, _STATES_AT_ONCE = 9, 8, 4
+_BACKWARD_TILES, _BACKWARD_TABLES, _STATES_AT_ONCE = 9, 9, 4
 
 # Parts of the channels in the backward: enough for many threads, and few enough that the
 # workspace for dB and dC stays small beside x.
@@ -53,12 +53,12 @@ class _Weights:
     def workspace(self, dim: int, part: int, row_groups: int, clear: bool) -> Tensor:
         """Memory for the gradient's parts, which lie along the first axis."""
         if self.constant:
-            return torch.empty((row_groups, *self.values.shape))
+            return floats(row_groups, *self.values.shape)
         size = self.group_size(dim)
         starts = [group * size for group in range(self.ngroups)]
         counts = {(start + size - 1) // part - start // part + 1 for start in starts}
-        make = torch.zeros if clear or len(counts) > 1 else torch.empty
-        return make((max(counts, default=1), *self.values.shape))
+        parts = floats(max(counts, default=1), *self.values.shape)
+        return parts.zero_() if clear or len(counts) > 1 else parts
 
     def store(self, gradient: Tensor, parts: Tensor) -> None:
         """Add the parts up, in their order, into the op's result."""
@@ -148,8 +148,8 @@ def selective_scan_bwd(
     part = -(-part // _STATES_AT_ONCE**2) * _STATES_AT_ONCE**2
     row_groups = max(1, min(batch, _ENOUGH_TASKS // -(-dim // part)))
     parts = [weights.workspace(dim, part, row_groups, sequences.padded) for weights in (B_, C_)]
-    sums = [torch.empty((row_groups, *A.shape)), *torch.empty((2, row_groups, dim)).unbind()]
-    states = None if initial_states is None else torch.empty(initial_states.shape)
+    sums = [floats(row_groups, *A.shape), *floats(2, row_groups, dim).unbind()]
+    states = None if initial_states is None else floats(*initial_states.shape)
     small = [abi.dense(t) for t in (A, D, dt_bias, initial_states, dfinal_states, chunk_states)]
     workers, _scratch = make_workers(_backward_vectors(dstate, chunk_size, part, unit))
     abi.call(
@@ -176,5 +176,5 @@ def _backward_vectors(dstate: int, chunk_size: int, part: int, unit: int) -> int
     # A vector holds 4 channels at least; part and unit bound how often one is not full.
     blocks = part // 4 + part // unit + 4
     tables = _BACKWARD_TABLES + chunk_size // _STEPS - 1
-    # A block's own struct is 13 words and two vectors, padded: less than 16 vectors of 16 bytes.
+    # A block's own struct is 14 words and two vectors, padded: less than 16 vectors of 16 bytes.
     return tiles * _STEPS + blocks * (16 + tables * dstate)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from statescan.backends.cpu import abi, threads
-from statescan.backends.cpu._slots import slot_fields, starting_pool
+from statescan.backends.cpu._slots import separate, slot_fields, starting_pool
 from statescan.backends.native import vector_bytes
 
 _ABSENT = (0, 0, 0, 0, 0, 0, 0)
@@ -141,9 +141,12 @@ def selective_state_update(
         state_batch_indices, dst_state_batch_indices, num_accepted_tokens, pad_slot_id
     )
     start = starting_pool(ssm_state, state_batch_indices, dst_state_batch_indices)
-    tensors = (ssm_state, start, intermediate_states, x, dt, A, B, C, D, z, dt_bias, out)
+    result = separate(out, x, dt, A, B, C, D, z, dt_bias)
+    tensors = (ssm_state, start, intermediate_states, x, dt, A, B, C, D, z, dt_bias, result)
     form, _scratch = describe(*tensors, dt_softplus, slots)
     abi.kernel("selective_state_update")(form, abi.addresses(*tensors))
+    if result is not out:
+        out.copy_(result)
 
 
 def describe(
@@ -170,7 +173,7 @@ def describe(
     padded = -(-dstate // lanes) * lanes
     floats = (_ROWS + lanes) * _CHANNELS + (_TABLES * _CHANNELS + 2) * padded
     count = threads.workers()
-    scratch = torch.empty(count * floats, dtype=torch.float32)
+    scratch = torch.empty(count * floats, dtype=torch.float32, device="cpu")
     packed = abi.pack(
         "selective_state_update",
         *(form.states(ssm_state, 1, 0), form.states(start, 1, 0)),

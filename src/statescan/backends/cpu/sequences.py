@@ -53,17 +53,17 @@ def list_sequences(
         return _from_bounds(cu_seqlens.to(torch.int64), seqlen, reverse)
     if seq_idx is not None:
         return _from_ids(seq_idx, reverse)
-    untouched = torch.arange(batch) if seqlen == 0 else None
+    untouched = torch.arange(batch, device="cpu") if seqlen == 0 else None
     return Sequences(batch, seqlen, reverse, untouched=untouched)
 
 
 def _from_bounds(bounds: Tensor, seqlen: int, reverse: bool) -> Sequences:
     """One row; sequence i lies between bounds i and i + 1, perhaps without tokens."""
     starts, ends = bounds[:-1], bounds[1:]
-    number = torch.arange(starts.shape[0])
+    number = torch.arange(starts.shape[0], device="cpu")
     full = starts < ends
     table = torch.stack([starts, ends, number, number], 1)[full].contiguous()
-    row_runs = torch.tensor([0, table.shape[0]])
+    row_runs = torch.tensor([0, table.shape[0]], device="cpu")
     return Sequences(1, seqlen, reverse, table, row_runs, number[~full])
 
 
@@ -89,8 +89,8 @@ def _from_ids(seq_idx: Tensor, reverse: bool) -> Sequences:
     initial[position[opens]] = real_rows[opens]
     final[position[closes]] = real_rows[closes]
     table = torch.stack([starts, ends, initial, final], 1).contiguous()
-    row_runs = torch.searchsorted(rows, torch.arange(batch + 1))
-    has_tokens = torch.zeros(batch, dtype=torch.bool)
+    row_runs = torch.searchsorted(rows, torch.arange(batch + 1, device="cpu"))
+    has_tokens = torch.zeros(batch, dtype=torch.bool, device="cpu")
     has_tokens[real_rows] = True
     untouched = (~has_tokens).nonzero().squeeze(1)
     padded = bool((~real).any())

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from statescan.backends.cpu import abi, threads
+from statescan.backends.cpu._workspace import floats
 
 MOST_ROWS = 16
 """Vectors at a time: with more, a blocked matrix product reads the weights less often."""
@@ -52,8 +53,8 @@ def vector_linear_plan(
     count = threads.workers()
     scratch_bytes = 4 * batch * (_TASK_ROWS + weight.shape[1])
     scratch_bytes = -(-scratch_bytes // 64) * 64
-    scratch = torch.empty(count * scratch_bytes, dtype=torch.uint8)
-    workspace = torch.empty(x.shape)
+    scratch = torch.empty(count * scratch_bytes, dtype=torch.uint8, device="cpu")
+    workspace = floats(*x.shape)
     form = abi.pack(
         "vector_linear",
         *(rows(x), rows(out), vector(bias), weight_fields),

@@ -102,10 +102,6 @@ struct cut {
     int64_t part_tokens, num_parts;
 };
 
-static int64_t divide_up(int64_t count, int64_t size) {
-    return (count + size - 1) / size;
-}
-
 static struct cut cut_work(const struct statescan_causal_conv1d_fwd *p) {
     struct cut cut = {.blocks = divide_up(p->dim, VEC_LANES), .num_parts = 1};
     const int64_t enough = 8 * p->workers.count;

@@ -133,7 +133,7 @@ static void write_zeros(const struct step *step, int64_t first, int64_t end) {
 }
 
 static int64_t tasks_per_row(const struct statescan_causal_conv1d_update *p) {
-    return (p->dim + TASK_CHANNELS - 1) / TASK_CHANNELS;
+    return divide_up(p->dim, TASK_CHANNELS);
 }
 
 void AT_LEVEL(causal_conv1d_update_task)(const void *params, int64_t number, char *scratch) {
@@ -145,7 +145,7 @@ void AT_LEVEL(causal_conv1d_update_task)(const void *params, int64_t number, cha
     step.columns = step.before + p->width * VEC_LANES;
     step.tokens = step.columns + p->state_len * VEC_LANES;
     const int64_t first = number % tasks_per_row(p) * TASK_CHANNELS;
-    const int64_t end = first + TASK_CHANNELS < p->dim ? first + TASK_CHANNELS : p->dim;
+    const int64_t end = smaller(first + TASK_CHANNELS, p->dim);
     if (step.slots.padding) {
         write_zeros(&step, first, end);
         return;

@@ -18,14 +18,6 @@ struct steps {
     int64_t end;
 };
 
-VEC_INLINE int64_t smaller(int64_t a, int64_t b) {
-    return a < b ? a : b;
-}
-
-VEC_INLINE int64_t larger(int64_t a, int64_t b) {
-    return a > b ? a : b;
-}
-
 /* Steps of the tokens from `low` to `high`; none if end <= start. */
 VEC_INLINE struct steps steps_within(const struct run *run, int64_t low, int64_t high,
                                      int64_t reverse) {

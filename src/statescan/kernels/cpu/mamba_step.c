@@ -22,10 +22,6 @@ struct step {
     int64_t projected_rows;
 };
 
-static int64_t smaller(int64_t a, int64_t b) {
-    return a < b ? a : b;
-}
-
 static void run_in_proj(const void *params, int64_t number, char *scratch) {
     const struct step *step = params;
     const struct statescan_mamba_step *p = &step->p;
@@ -39,8 +35,8 @@ static void run_in_proj(const void *params, int64_t number, char *scratch) {
         add_bias(out, dim, &p->in_proj_bias, row, end - first, p->batch);
     }
     for (int64_t b = 0; b < p->batch; b++) {
-        AT_LEVEL(causal_conv1d_update_task)(
-            &p->conv, b * ((dim + CHANNELS - 1) / CHANNELS) + number, scratch);
+        AT_LEVEL(causal_conv1d_update_task)(&p->conv, b * (divide_up(dim, CHANNELS)) + number,
+                                            scratch);
     }
 }
 
@@ -59,8 +55,8 @@ static void run_state(const void *params, int64_t number, char *scratch) {
     matvec(step->dt + first, p->dim, &p->dt_proj, first, end, step->projected, step->projected_rows,
            p->batch, (float *)scratch);
     for (int64_t b = 0; b < p->batch; b++) {
-        AT_LEVEL(selective_state_update_task)(
-            &p->state, b * ((p->dim + CHANNELS - 1) / CHANNELS) + number, scratch);
+        AT_LEVEL(selective_state_update_task)(&p->state, b * (divide_up(p->dim, CHANNELS)) + number,
+                                              scratch);
     }
 }
 
@@ -129,7 +125,7 @@ void AT_LEVEL(mamba_step)(const struct statescan_mamba_step *form, void *const *
     p->state.start.data = p->state.state.data;
     lay_out(&step);
     load_matrix(step.hidden, p->d_model, &p->hidden, p->batch, p->d_model);
-    const int64_t blocks = (p->dim + CHANNELS - 1) / CHANNELS;
+    const int64_t blocks = divide_up(p->dim, CHANNELS);
     pool_run(&p->workers, run_in_proj, &step, blocks);
     pool_run(&p->workers, run_x_proj, &step,
              (step.projected_rows + PROJECTED_ROWS - 1) / PROJECTED_ROWS);

@@ -35,6 +35,7 @@ struct block {
     int64_t channel;
     int lanes;
     float *rate; /* A log2(e) */
+    float *A;    /* itself: a rounded rate turned back would add two errors to ddt */
     float *dA;   /* summed over tokens and rows, and so the next two where constant */
     float *dB, *dC;
     float *carry;  /* w of the step that comes after in time */
@@ -142,10 +143,9 @@ VEC_INLINE void walk_back(const struct task *task, const struct block *block, co
           *dC = C->constant ? block->dC : task->sums_C;
     const int64_t dB_stride = B->constant ? 0 : dstate * VEC_LANES;
     const int64_t dC_stride = C->constant ? 0 : dstate * VEC_LANES;
-    vec carry[STATES], dA[STATES], rate[STATES], state[STATES];
+    vec carry[STATES], dA[STATES], state[STATES];
     for (int i = 0; i < count; i++) {
         carry[i] = vec_load(block->carry + (first + i) * VEC_LANES);
-        rate[i] = vec_load(block->rate + (first + i) * VEC_LANES);
         state[i] = vec_load(task->states + ((steps - 1) * STATES + i) * VEC_LANES);
         dA[i] = vec_all(0.0f);
     }
@@ -165,7 +165,7 @@ VEC_INLINE void walk_back(const struct task *task, const struct block *block, co
             carry[i] = vec_load(task->decays + (step * STATES + i) * VEC_LANES) * gradient;
             state[i] = vec_load(before);
             const vec exponent = carry[i] * state[i];
-            sum_A = rate[i] * exponent + sum_A;
+            sum_A = vec_load(block->A + (first + i) * VEC_LANES) * exponent + sum_A;
             dA[i] = dt * exponent + dA[i];
         }
         vec_store(task->sum_A + step * VEC_LANES, sum_A);
@@ -201,7 +201,7 @@ static void store_gradients(const struct task *task, struct block *block,
         const int place = step * VEC_LANES;
         const vec x = vec_load(task->x + place), dy = vec_load(task->dy + place);
         const vec sum_B = vec_load(task->sum_B + place);
-        vec dt_now = x * sum_B + vec_all(VEC_LN2) * vec_load(task->sum_A + place);
+        vec dt_now = x * sum_B + vec_load(task->sum_A + place);
         if (p->dt_softplus) {
             dt_now = dt_now * vec_load(task->slope + place);
         }
@@ -308,7 +308,7 @@ static int64_t find_starts(const struct task *task, const struct run *run, int64
                            int64_t end) {
     const struct statescan_selective_scan_bwd *p = task->p;
     const int reverse = (int)p->sequences.reverse;
-    const int64_t num_chunks = (p->sequences.seqlen + p->chunk_size - 1) / p->chunk_size;
+    const int64_t num_chunks = divide_up(p->sequences.seqlen, p->chunk_size);
     int64_t number = 0;
     for (int64_t b = 0; b < task->num_blocks; b++) {
         struct block *block = &task->blocks[b];
@@ -385,10 +385,6 @@ static void run_padding(const struct task *task, const struct run *run) {
     }
 }
 
-static int64_t smaller(int64_t a, int64_t b) {
-    return a < b ? a : b;
-}
-
 /* Cuts the part into blocks that stay within units, and lays their tables out in `memory`. */
 static void make_blocks(struct task *task, float *memory) {
     const struct statescan_selective_scan_bwd *p = task->p;
@@ -399,14 +395,15 @@ static void make_blocks(struct task *task, float *memory) {
         struct block *block = &task->blocks[task->num_blocks++];
         block->channel = channel;
         block->lanes = (int)smaller(VEC_LANES, smaller(unit_end, task->end_channel) - channel);
-        float **tables[] = {&block->rate,  &block->dA, &block->dB, &block->dC,
-                            &block->carry, &block->B,  &block->C,  &block->starts};
-        for (int i = 0; i < 8; i++, memory += table) {
+        float **tables[] = {&block->rate,  &block->A, &block->dA, &block->dB,    &block->dC,
+                            &block->carry, &block->B, &block->C,  &block->starts};
+        for (int i = 0; i < 9; i++, memory += table) {
             *tables[i] = memory;
         }
         memory += (p->chunk_size / TILE_STEPS - 1) * table;
         const int64_t row = channel * p->dstate;
         load_rates(block->rate, p->A + row, p->dstate, block->lanes);
+        load_states(block->A, p->A + row, p->dstate, block->lanes);
         fill(block->dA, 3 * table, 0.0f);
         if (p->B.ngroups == 0) {
             load_states(block->B, p->B.data + row, p->dstate, block->lanes);
@@ -438,7 +435,7 @@ static void store_sums(const struct task *task, int64_t row_group) {
 
 static void run_task(const void *params, int64_t number, char *scratch) {
     const struct statescan_selective_scan_bwd *p = params;
-    const int64_t num_parts = (p->dim + p->part_channels - 1) / p->part_channels;
+    const int64_t num_parts = divide_up(p->dim, p->part_channels);
     const int64_t row_group = number / num_parts;
     struct task task = {.p = p, .part = number % num_parts};
     task.first_channel = task.part * p->part_channels;
@@ -479,6 +476,6 @@ static void run_task(const void *params, int64_t number, char *scratch) {
 }
 
 void AT_LEVEL(selective_scan_bwd)(const struct statescan_selective_scan_bwd *p) {
-    const int64_t num_parts = (p->dim + p->part_channels - 1) / p->part_channels;
+    const int64_t num_parts = divide_up(p->dim, p->part_channels);
     pool_run(&p->workers, run_task, p, num_parts * p->row_groups);
 }

@@ -72,7 +72,7 @@ VEC_INLINE void walk_all(const struct task *task, const struct block *block,
 
 static void save_chunk_state(const struct task *task, const struct block *block, int64_t step) {
     const struct statescan_selective_scan_fwd *p = task->p;
-    const int64_t num_chunks = (p->sequences.seqlen + p->chunk_size - 1) / p->chunk_size;
+    const int64_t num_chunks = divide_up(p->sequences.seqlen, p->chunk_size);
     const int64_t chunk = task->row * num_chunks + step / p->chunk_size;
     float *target = p->chunk_states + (chunk * p->dim + block->channel) * p->dstate;
     store_states(target, block->state, p->dstate, block->lanes);
@@ -173,7 +173,7 @@ static void run_sequence(const struct task *task, const struct run *run) {
 }
 
 static int64_t blocks_per_unit(const struct statescan_selective_scan_fwd *p) {
-    return (p->unit_channels + VEC_LANES - 1) / VEC_LANES;
+    return divide_up(p->unit_channels, VEC_LANES);
 }
 
 /* Blocks of a task: several, so that whole cache lines of channel-last tensors are used at a time,
@@ -190,7 +190,7 @@ static int64_t blocks_per_task(const struct statescan_selective_scan_fwd *p) {
 static void run_task(const void *params, int64_t number, char *scratch) {
     const struct statescan_selective_scan_fwd *p = params;
     const int64_t per_task = blocks_per_task(p), per_unit = blocks_per_unit(p);
-    const int64_t tasks_per_unit = (per_unit + per_task - 1) / per_task;
+    const int64_t tasks_per_unit = divide_up(per_unit, per_task);
     const int64_t num_units = p->dim / p->unit_channels;
     const int64_t unit = number / tasks_per_unit % num_units;
     const int64_t first_block = number % tasks_per_unit * per_task;
@@ -205,8 +205,7 @@ static void run_task(const void *params, int64_t number, char *scratch) {
         struct block *block = &task.blocks[task.num_blocks++];
         const int64_t offset = b * VEC_LANES;
         block->channel = unit * p->unit_channels + offset;
-        block->lanes =
-            (int)(p->unit_channels - offset < VEC_LANES ? p->unit_channels - offset : VEC_LANES);
+        block->lanes = (int)smaller(p->unit_channels - offset, VEC_LANES);
         float **tables[] = {&block->state, &block->rate, &block->B, &block->C};
         for (int i = 0; i < 4; i++, memory += p->dstate * VEC_LANES) {
             *tables[i] = memory;
@@ -233,7 +232,7 @@ static void run_task(const void *params, int64_t number, char *scratch) {
 
 void AT_LEVEL(selective_scan_fwd)(const struct statescan_selective_scan_fwd *p) {
     const int64_t per_task = blocks_per_task(p);
-    const int64_t tasks_per_unit = (blocks_per_unit(p) + per_task - 1) / per_task;
+    const int64_t tasks_per_unit = divide_up(blocks_per_unit(p), per_task);
     pool_run(&p->workers, run_task, p,
              p->sequences.batch * (p->dim / p->unit_channels) * tasks_per_unit);
 }

@@ -118,14 +118,20 @@ static void advance(const struct step *step) {
         const float *rates = step->rate + channel * step->padded;
         const vec dt = vec_all(step->dt[channel]);
         const vec input = vec_all(step->dt[channel] * step->x[channel]);
-        vec sum = vec_all(0.0f);
+        vec sum = vec_all(0.0f), part = vec_all(0.0f);
         for (int64_t state = 0; state < step->padded; state += VEC_LANES) {
             const vec entering = input * vec_load(step->B + state);
             const vec next =
-                vec_decay(dt, vec_load(rates + state)) * vec_load(states + state) + entering;
+                vec_exp(dt * vec_load(rates + state)) * vec_load(states + state) + entering;
             vec_store(states + state, next);
-            sum = next * vec_load(step->C + state) + sum;
+            part = next * vec_load(step->C + state) + part;
+            /* In two levels: one chain over many states would add its rounding at each. */
+            if (state % (8 * VEC_LANES) == 7 * VEC_LANES) {
+                sum = sum + part;
+                part = vec_all(0.0f);
+            }
         }
+        sum = sum + part;
         vec_store(step->sums + channel * VEC_LANES, sum);
     }
     vec_sum_rows(step->y, step->sums, step->channels);
@@ -153,12 +159,12 @@ static void finish(const struct step *step, int64_t token) {
               p->out.channel_stride, p->out.dtype, step->channels);
 }
 
-/* Decay rates in place of A, or of log(-A). */
-static void make_rates(const struct step *step) {
+/* A in place of log(-A). */
+static void exponentiate(const struct step *step) {
     const int64_t count = step->channels * step->padded;
     for (int64_t i = 0; i < count; i += VEC_LANES) {
         const vec A = vec_load(step->rate + i);
-        vec_store(step->rate + i, vec_rate(step->p->A_is_log ? -vec_exp(A) : A));
+        vec_store(step->rate + i, -vec_exp(A));
     }
 }
 
@@ -173,7 +179,9 @@ static void run_row(const struct step *step) {
         store_table(step, &p->state, step->slots.write, 0);
     }
     load_table(step, step->rate, &p->A, 0, 0);
-    make_rates(step);
+    if (p->A_is_log) {
+        exponentiate(step);
+    }
     for (int64_t token = 0; token < p->num_tokens; token++) {
         load_group(step, step->B, &p->B, token, p->B_heads);
         load_group(step, step->C, &p->C, token, p->C_heads);
@@ -202,7 +210,7 @@ static void write_zeros(const struct step *step) {
 }
 
 static int64_t tasks_per_head(const struct statescan_selective_state_update *p) {
-    return (p->head_channels + TASK_CHANNELS - 1) / TASK_CHANNELS;
+    return divide_up(p->head_channels, TASK_CHANNELS);
 }
 
 void AT_LEVEL(selective_state_update_task)(const void *params, int64_t number, char *scratch) {
@@ -211,9 +219,8 @@ void AT_LEVEL(selective_state_update_task)(const void *params, int64_t number, c
     step.first = number % tasks_per_head(p) * TASK_CHANNELS;
     step.head = number / tasks_per_head(p) % p->num_heads;
     step.row = number / tasks_per_head(p) / p->num_heads;
-    const int64_t left = p->head_channels - step.first;
-    step.channels = (int)(left < TASK_CHANNELS ? left : TASK_CHANNELS);
-    step.padded = (p->dstate + VEC_LANES - 1) / VEC_LANES * VEC_LANES;
+    step.channels = (int)smaller(p->head_channels - step.first, TASK_CHANNELS);
+    step.padded = divide_up(p->dstate, VEC_LANES) * VEC_LANES;
     step.slots = slots_of(&p->slots, step.row);
 
     float *memory = (float *)scratch;

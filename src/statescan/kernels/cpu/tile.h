@@ -9,6 +9,7 @@
 #define STATESCAN_TILE_H
 
 #include "abi.h"
+#include "counts.h"
 #include "vec.h"
 
 /* One tensor seen from one batch row: where (channel, token) lies, strides in elements. */

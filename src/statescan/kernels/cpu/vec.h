@@ -165,8 +165,27 @@ VEC_INLINE vec vec_rate(vec A) {
     return vec_at_most(rate, vec_all(1e25f));
 }
 
-VEC_INLINE vec vec_exp(vec value) {
-    return vec_exp2(value * vec_all(VEC_LOG2E));
+/* e^x: x = n ln 2 + r with ln 2 in two parts, so that r has no error of the product with log2(e),
+ * which 2^x of a rounded x log2(e) carries: for x = 30 that is 20 times the error of the rest. */
+VEC_INLINE vec vec_exp(vec x) {
+    const vec magic = vec_all(12582912.0f);
+    const vec high = vec_all(88.72284f), low = vec_all(-87.33654f);
+    const vec shifted = vec_at_most(vec_at_least(x, low), high) * vec_all(VEC_LOG2E) + magic;
+    const vec n = shifted - magic;
+    vec r = x - n * vec_all(0.693359375f);
+    r = r - n * vec_all(-2.12194440e-4f);
+    const vec f = r * vec_all(VEC_LOG2E);
+    vec p = vec_all(0.001326472731307149f);
+    p = p * f + vec_all(0.009671512991189957f);
+    p = p * f + vec_all(0.05550733581185341f);
+    p = p * f + vec_all(0.24022242426872253f);
+    p = p * f + vec_all(0.6931470036506653f);
+    p = p * f + vec_all(1.0f);
+    const vec_int bits = (vec_int)p + ((vec_int)shifted << 23);
+    /* Beyond the ends what stands in `bits` is no number. NaN is neither above nor below. */
+    const vec_int above = x > high, below = x < low;
+    const vec_int infinity = (vec_int){0} + 0x7f800000;
+    return (vec)((above & infinity) | (~(above | below) & bits));
 }
 
 /* 1 / v for v >= 1 or infinite. The 512-bit division takes 16 cycles; an estimate of 14 bits and
@@ -190,7 +209,9 @@ VEC_INLINE vec vec_sigmoid(vec value) {
  * series keeps its relative accuracy when e is tiny: the left tail is right down to the smallest
  * floats. */
 VEC_INLINE vec vec_softplus(vec value) {
-    const vec e = vec_exp(-vec_abs(value));
+    /* Squared, so that the result fades out through the subnormal numbers as it should. */
+    const vec half = vec_exp(vec_abs(value) * vec_all(-0.5f));
+    const vec e = half * half;
     const vec s = e * vec_reciprocal(vec_all(2.0f) + e);
     const vec u = s * s;
     vec p = vec_all(0.14012211561203003f);

@@ -18,7 +18,7 @@ static void run_task(const void *params, int64_t number, char *scratch) {
     const struct statescan_vector_linear *p = call->p;
     float *sums = (float *)scratch;
     const int64_t first = number * TASK_ROWS;
-    const int64_t end = first + TASK_ROWS < p->rows ? first + TASK_ROWS : p->rows;
+    const int64_t end = smaller(first + TASK_ROWS, p->rows);
     matvec(sums, TASK_ROWS, &p->weight, first, end, call->x, p->weight.columns, p->batch,
            sums + TASK_ROWS * p->batch);
     add_bias(sums, TASK_ROWS, &p->bias, first, end - first, p->batch);
@@ -35,5 +35,5 @@ void AT_LEVEL(vector_linear)(const struct statescan_vector_linear *form, void *c
     float *x = (float *)p.workspace;
     load_matrix(x, p.weight.columns, &p.x, p.batch, p.weight.columns);
     const struct call call = {&p, x};
-    pool_run(&p.workers, run_task, &call, (p.rows + TASK_ROWS - 1) / TASK_ROWS);
+    pool_run(&p.workers, run_task, &call, divide_up(p.rows, TASK_ROWS));
 }
