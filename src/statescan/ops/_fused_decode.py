@@ -92,7 +92,6 @@ def _make_plan(
     """The plan of the backend that would run such a call, if it has one."""
     dtypes = {str(i): dtype_name(t.dtype) for i, t in enumerate(tensors) if t is not None}
     # Not an op that can be asked for: the backend is the one that would run the state's step.
-    # Not an op that can be asked for: the backend is the one that would run the state's step.
     backend, _ = choose("auto", OpRequest("selective_state_update", "cpu", dtypes))
     make = backend.plan(op)
     plan: Plan | None = None if make is None else make(*options, *tensors)

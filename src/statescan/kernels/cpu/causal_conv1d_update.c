@@ -124,7 +124,7 @@ static void write_zeros(const struct step *step, int64_t first, int64_t end) {
     const struct tile_view out = tile_view_of(&step->p->out, step->row);
     float zeros[VEC_LANES] = {0};
     for (int64_t channel = first; channel < end; channel += VEC_LANES) {
-        const int lanes = (int)(end - channel < VEC_LANES ? end - channel : VEC_LANES);
+        const int lanes = (int)smaller(end - channel, VEC_LANES);
         for (int64_t token = 0; token < step->p->num_tokens; token++) {
             const struct tile_span here = {channel, lanes, token, 1, 0};
             tile_store(zeros, &out, &here);
@@ -152,7 +152,7 @@ void AT_LEVEL(causal_conv1d_update_task)(const void *params, int64_t number, cha
     }
     const struct tile_view weight = tile_view_of(&p->weight, 0);
     for (int64_t channel = first; channel < end; channel += VEC_LANES) {
-        const int lanes = (int)(end - channel < VEC_LANES ? end - channel : VEC_LANES);
+        const int lanes = (int)smaller(end - channel, VEC_LANES);
         const struct tile_span taps = span_of(channel, lanes, p->width);
         tile_load(step.weight, &weight, &taps);
         load_window(&step, channel, lanes);

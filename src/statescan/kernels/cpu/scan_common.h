@@ -7,7 +7,6 @@
 
 #include "sequences.h"
 
-#define ROW_FLOATS  VEC_LANES
 #define TILE_FLOATS (TILE_STEPS * VEC_LANES)
 
 /* B or C as one block and stretch sees it. Constant: [dstate][VEC_LANES]. Per token: one number for

@@ -28,7 +28,6 @@
 #define VEC_INLINE static inline __attribute__((always_inline))
 
 #define VEC_LOG2E 1.44269504088896341f
-#define VEC_LN2   0.693147180559945309f
 
 typedef float vec __attribute__((vector_size(VEC_BYTES)));
 typedef int32_t vec_int __attribute__((vector_size(VEC_BYTES)));
