@@ -9,8 +9,12 @@
     ├── SlotIndexError           (IndexError)    a slot outside the pool, or written twice
     ├── BackendUnavailableError  (RuntimeError)  the backend asked for cannot run this call
     ├── GradientError            (RuntimeError)  a derivative that the op does not offer
+    ├── NotServedError           (NotImplementedError) a name of others without a body here
     ├── CheckpointError          (RuntimeError)  a checkpoint is missing, damaged or of another kind
     └── MissingExtraError        (ImportError)   a library of an optional extra is not installed
+
+The CUDA driver's and compiler's own, DriverError and CompileError, are RuntimeErrors beside their
+callers in ``backends/cuda``.
 
 A message has three parts: what was given, what is needed, what to do next.
 """
@@ -46,6 +50,10 @@ class BackendUnavailableError(StatescanError, RuntimeError):
 
 class GradientError(StatescanError, RuntimeError):
     """This kind of differentiation is not offered; a silent wrong gradient is worse."""
+
+
+class NotServedError(StatescanError, NotImplementedError):
+    """A name of the originals that is importable from statescan and not implemented by it."""
 
 
 class CheckpointError(StatescanError, RuntimeError):

@@ -22,7 +22,7 @@ def test_json(run):
     document = json.loads(outcome.out)
     assert document["schema_version"] == 1
     assert document["command"] == "backends"
-    assert [row["backend"] for row in document["backends"]] == ["cpu", "torch", "reference"]
+    assert [row["backend"] for row in document["backends"]] == ["cpu", "cuda", "torch", "reference"]
     assert all(row["reason"] and row["ops"] == sorted(ALL_OPS) for row in document["backends"])
     assert set(document["native_library"]) == {"usable", "isa", "path", "reason"}
 

@@ -34,7 +34,7 @@ def test_json(run):
     assert document["request"]["dtypes"] == {"x": "bfloat16"}
     assert document["request"]["sizes"] == {"dstate": 8}
     assert document["request"]["options"] == ["seq_idx"]
-    assert [row["backend"] for row in document["backends"]] == ["cpu", "torch", "reference"]
+    assert [row["backend"] for row in document["backends"]] == ["cpu", "cuda", "torch", "reference"]
 
 
 def test_forced(run):

@@ -70,7 +70,7 @@ def test_json_is_one_document_with_everything(quick):
     document = json.loads(outcome.out)
     assert document["schema_version"] == 1
     assert document["passed"] is True
-    assert [row["backend"] for row in document["backends"]] == ["cpu", "torch", "reference"]
+    assert [row["backend"] for row in document["backends"]] == ["cpu", "cuda", "torch", "reference"]
     checks = {(row["op"], row["backend"], row["dtype"]) for row in document["checks"]}
     assert checks == {
         (op, backend, dtype)

@@ -70,7 +70,8 @@ def chosen_backends(names: Sequence[str] | None, findings: Findings) -> list[str
         available = backend.availability()
         if available.ok:
             usable.append(backend.name)
-        else:
+        elif not available.limit:
+            # What a machine is not made for (no GPU) is for `statescan backends` to list.
             findings.refused.append(
                 {"backend": backend.name, "op": None, "reason": available.reason}
             )

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``statescan explain OP``: which backend would run a call, and why no other, without running it.
+"""``statescan explain``: which backend would run a call and why, or a page of the doctor's codes.
 
-The decision is taken in ``dispatch``; only the description of the call is put together here.
+The decision is taken in ``dispatch``, and the pages are made in ``_explain_problem``; only the
+description of the call is put together here.
 """
 
 from __future__ import annotations
@@ -49,16 +50,33 @@ SIZES: dict[str, tuple[str, ...]] = {
 def configure_parser(subparsers: options.Subparsers) -> None:
     """Add the command."""
     parser = options.add_command(
-        *(subparsers, "explain", execute, "Show which backend would run a call, and why no other."),
-        "Give the op and what is special about the call; nothing is computed. Exit code 1 when no\n"
-        "backend, or not the forced one, can run it.\n\n"
-        "example: statescan explain selective_scan --dtype bf16 --dstate 16 --reverse",
+        *(subparsers, "explain", execute),
+        "Show which backend would run a call, or what a code of the doctor means.",
+        "With an op, give what is special about the call: which backend would run it and why no\n"
+        "other is shown, and nothing is computed. Exit code 1 when no backend, or not the forced\n"
+        "one, can run it. With a code or name of the doctor, or a piece of advice found on the\n"
+        "web: what it means, what causes it, what to type, and what not to follow.\n\n"
+        "example: statescan explain selective_scan --dtype bf16 --dstate 16 --reverse\n"
+        "example: statescan explain TK101",
     )
     parser.usage = (
         "statescan explain OP [--device TYPE] [--dtype NAME] [--backend NAME]\n"
-        "                         [--SIZE N ...] [--OPTION ...] [--json] [-v] [-h]"
+        "                         [--SIZE N ...] [--OPTION ...] [--json] [-v] [-h]\n"
+        "       statescan explain CODE [--shell NAME] [--json]\n"
+        "       statescan explain --list [--json]"
     )
-    parser.add_argument("op", choices=tuple(ALL_OPS), metavar="OP", help=", ".join(ALL_OPS))
+    parser.add_argument(
+        *("op",),
+        nargs="?",
+        metavar="OP|CODE",
+        help=f"{', '.join(ALL_OPS)}; or a code or name of the doctor (TK101, nvcc-missing, ADV003)",
+    )
+    parser.add_argument("--list", action="store_true", help="list all codes of the doctor")
+    parser.add_argument(
+        *("--shell",),
+        choices=("bash", "powershell", "cmd"),
+        help="for a code: write commands for this shell (default: the system's usual one)",
+    )
     parser.add_argument(
         *("--device",), default="cpu", metavar="TYPE", help="cpu, cuda, ... (default: cpu)"
     )
@@ -85,6 +103,39 @@ def configure_parser(subparsers: options.Subparsers) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     """Run the command."""
+    if args.list or args.op not in ALL_OPS:
+        return _execute_code(args)
+    if args.shell:
+        raise options.UsageError(
+            f"explain: --shell is given for the op {args.op}.\n"
+            "It belongs to codes of the doctor, whose pages show commands.\n"
+            "Leave it out, or give a code."
+        )
+    return _execute_op(args)
+
+
+def _execute_code(args: argparse.Namespace) -> int:
+    """Print a page of the doctor's catalogue, or the list of its codes."""
+    from statescan.cli import _explain_problem
+
+    if args.op is None and not args.list:
+        raise options.UsageError(
+            "explain: nothing to explain is named.\n"
+            f"It must be an op ({', '.join(ALL_OPS)}), or a code of the doctor such as TK101.\n"
+            "`statescan explain --list` lists all codes."
+        )
+    given = [_option(name) for name in _every(SIZES) if getattr(args, name) is not None]
+    given += [_option(name) for name in _every(FLAGS) if getattr(args, f"flag_{name}")]
+    if given:
+        raise options.UsageError(
+            f"explain: {given[0]} is given without one of the ops that have it.\n"
+            f"The ops are {', '.join(ALL_OPS)}.\n"
+            "Name one of them, or leave the option out."
+        )
+    return _explain_problem.execute(args)
+
+
+def _execute_op(args: argparse.Namespace) -> int:
     from statescan.dispatch import explain_request
 
     request = build_request(args)

@@ -16,10 +16,40 @@ import warnings
 from collections.abc import Sequence
 
 import statescan
-from statescan.cli import backends, bench, explain, generate, options, quickstart, render, train
+from statescan.cli import (
+    backends,
+    bench,
+    build,
+    doctor,
+    explain,
+    generate,
+    log,
+    options,
+    plan,
+    quickstart,
+    render,
+    run,
+    symbols,
+    train,
+    write,
+)
 from statescan.errors import ArgumentError, StatescanError
 
-COMMANDS = (quickstart, backends, explain, bench, train, generate)
+COMMANDS = (
+    quickstart,
+    backends,
+    explain,
+    doctor,
+    log,
+    symbols,
+    plan,
+    build,
+    write,
+    bench,
+    train,
+    generate,
+    run,
+)
 
 FAILURE, USAGE, INTERRUPTED, PIPE_CLOSED = 1, 2, 130, 141
 

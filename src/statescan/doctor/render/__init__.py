@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the doctor's results look in a terminal; nothing is computed here."""
