@@ -1,0 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The name causal_conv1d, served by statescan."""
+
+from statescan.compat.aliases import serve
+
+serve(__name__)
