@@ -22,12 +22,13 @@ DOCS = ROOT / "docs"
 # The pages describe this checkout, whatever version is installed.
 sys.path.insert(0, str(ROOT / "src"))
 
-from statescan import settings  # noqa: E402  (after the path above)
+import generate_checks  # noqa: E402  (after the path above)
+from markdown_parts import NOTE, table  # noqa: E402
+
+from statescan import settings  # noqa: E402
 from statescan.backends.base import ALL_OPS, OpRequest  # noqa: E402
 from statescan.cli.main import build_parser  # noqa: E402
 from statescan.dispatch import all_backends  # noqa: E402
-
-NOTE = "<!-- Written by scripts/docs; edit the code it is read from. -->\n"
 
 ENVIRONMENT_LEAD = """
 They are read at the moment of use, so a program may set them after the import. An argument in code
@@ -49,14 +50,13 @@ BACKENDS_LEAD = """
 API_LEAD = """
 Public functions and classes by module; `help(statescan.selective_scan)` shows the same text.
 """
+CHECKS_SECTION = """
+## Broken installs
+
+Every problem that the doctor knows has a page: [problems by code](checks/README.md). What the web
+recommends against them, and what is true of it: [advice](checks/advice.md).
+"""
 PUBLIC_MODULES = ("statescan", "statescan.nn", "statescan.models", "statescan.generation")
-
-
-def table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    """A Markdown table."""
-    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
-    lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
-    return "\n".join(lines) + "\n"
 
 
 def first_sentence(docstring: str | None) -> str:
@@ -128,12 +128,18 @@ def cli_page() -> str:
 
 
 def answers(op: str, dtype: str) -> list[str]:
-    """What each backend says about an operation on a CPU."""
+    """What each backend says about an operation on a CPU and on a GPU."""
     cells = []
     for backend in all_backends():
-        support = backend.supports(OpRequest(op, "cpu", {"x": dtype}))
-        yes = "yes" if backend.automatic else "yes, when forced"
-        cells.append(yes if support.ok else f"no: {support.reason}")
+        asked = {d: backend.supports(OpRequest(op, d, {"x": dtype})) for d in ("cpu", "cuda")}
+        homes = [device for device, support in asked.items() if support.ok]
+        # A backend for one device refuses the other one; its own says what matters.
+        own = asked[backend.name if backend.name in asked else "cpu"]
+        if not homes:
+            cells.append(f"no: {own.reason}")
+            continue
+        where = "" if len(homes) == len(asked) else f", {homes[0].upper()} tensors"
+        cells.append(f"yes{where}" + ("" if backend.automatic else ", when forced"))
     return cells
 
 
@@ -237,6 +243,7 @@ def index_page(generated: dict[str, str]) -> str:
         if rows:
             title = folder.capitalize() or "More"
             parts.append(f"\n## {title}\n\n" + table(("page", "about"), rows))
+    parts.append(CHECKS_SECTION)
     return "".join(parts)
 
 
@@ -271,7 +278,7 @@ def with_block(text: str, name: str, content: str) -> str:
 
 def expected_files() -> dict[str, str]:
     """The right content of every file with generated parts."""
-    files = {path: write() for path, write in PAGES.items()}
+    files = {path: write() for path, write in PAGES.items()} | generate_checks.files()
     files["docs/README.md"] = index_page(files)
     for (path, name), write in BLOCKS.items():
         files[path] = with_block((ROOT / path).read_text(encoding="utf-8"), name, write())

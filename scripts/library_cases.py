@@ -57,7 +57,7 @@ def check_op(op: str, dtype: torch.dtype) -> bool:
 def check_decode(dtype: torch.dtype) -> bool:
     """Run the kernels that no case reaches, by decode steps of mixers and models, and print."""
     # Plans hold scratch memory of one vector level, and tell here which kernels were reached.
-    _plans._plans.found.clear()
+    _plans._plans.forget()
     results = [*mixer_steps(dtype), *model_steps(dtype)]
     worst = max(results, key=lambda item: item.severity)
     print(

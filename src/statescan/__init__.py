@@ -19,6 +19,7 @@ _EXPORTS = {
     "causal_conv1d_update": "statescan.ops",
     "explain": "statescan.ops",
     "mamba_inner": "statescan.ops",
+    "prepare": "statescan.ops",
     "selective_scan": "statescan.ops",
     "selective_state_update": "statescan.ops",
     "use_backend": "statescan.dispatch",
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
         training,
     )
     from statescan.dispatch import use_backend
-    from statescan.ops import explain
+    from statescan.ops import explain, prepare
     from statescan.ops.causal_conv1d import causal_conv1d
     from statescan.ops.causal_conv1d_update import causal_conv1d_update
     from statescan.ops.mamba_inner import mamba_inner

@@ -22,14 +22,20 @@ class Variable(NamedTuple):
 VARIABLES = (
     Variable(
         "STATESCAN_BACKEND",
-        "auto | cpu | torch | reference",
+        "auto | cuda | cpu | torch | reference",
         "Forces one backend for every op of the process; a call that it cannot run raises.",
     ),
     Variable(
         "STATESCAN_CACHE_DIR",
         "a folder",
-        "Where statescan may keep files between runs (this version keeps none). "
-        "Default: the user's cache folder.",
+        "Where CUDA kernels are kept that had to be compiled on this machine. "
+        "Default: statescan in the user's cache folder.",
+    ),
+    Variable(
+        "STATESCAN_COMPAT",
+        "0 | 1",
+        "From the start of Python on, mamba_ssm and causal_conv1d are served by statescan, as by "
+        "`statescan.compat.install()`. Read by the installed package only, not in a checkout.",
     ),
     Variable(
         "STATESCAN_REQUIRE_NATIVE",
@@ -43,11 +49,17 @@ VARIABLES = (
     ),
 )
 
+_BACKEND_KEY = os.environ.encodekey("STATESCAN_BACKEND")
 _FALSE = frozenset(("", "0", "false", "off", "no"))
 
 
 def backend() -> str:
     """Value of STATESCAN_BACKEND in lower case, ``auto`` when unset or empty."""
+    # Every decode step asks. A look into os.environ's own table takes 0.1 us, its get 1.2.
+    if _BACKEND_KEY is not None and _BACKEND_KEY not in getattr(
+        os.environ, "_data", (_BACKEND_KEY,)
+    ):
+        return "auto"
     return os.environ.get("STATESCAN_BACKEND", "").strip().lower() or "auto"
 
 
@@ -58,6 +70,15 @@ def cache_dir() -> Path:
         return Path(chosen).expanduser()
     base = os.environ.get("XDG_CACHE_HOME", "").strip()
     return (Path(base) if base else Path.home() / ".cache") / "statescan"
+
+
+def cuda_home() -> Path | None:
+    """Folder of an installed CUDA toolkit, as CUDA_HOME or CUDA_PATH tells; most have none."""
+    for name in ("CUDA_HOME", "CUDA_PATH"):
+        value = os.environ.get(name, "").strip()
+        if value:
+            return Path(value)
+    return None
 
 
 def pure() -> bool:

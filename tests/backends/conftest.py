@@ -10,7 +10,9 @@ import sys
 
 import pytest
 import torch
+from helpers.fake_driver import compiler, gpu, stand_in, toy  # noqa: F401  (fixtures)
 from helpers.plans import forget_plans
+from helpers.simt import simulated, simulator  # noqa: F401
 
 from statescan.backends import native
 

@@ -6,6 +6,7 @@ Equal bits for any number of threads are checked with each op.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -269,3 +270,10 @@ def test_the_warning_is_a_user_warning_that_can_be_silenced(monkeypatch, unused)
         assert pool.workers() == 1
     assert unused.kind == pool.SERIAL
     assert issubclass(pool.SerialAfterForkWarning, UserWarning)
+
+
+def test_kernels_run_without_the_interpreter_lock():
+    """ctypes gives the lock back around functions of a CDLL, and keeps it for those of a PyDLL."""
+    handle = native.require().handle
+    assert isinstance(handle, ctypes.CDLL)
+    assert not isinstance(handle, ctypes.PyDLL)

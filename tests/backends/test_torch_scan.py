@@ -259,8 +259,8 @@ def test_no_tensor_of_all_states(ngroups):
     inputs = draw(1, 48, 2048, 16, ngroups=ngroups)
     with Largest() as largest:
         run(inputs)
-    weights = inputs[3].numel() * 4
-    assert largest.nbytes <= max(48 * 65 * 16 * 4, 48 * 2048 * 4, weights)
+    weights, question = inputs[3].numel() * 4, 4 * UNSHARED * 4  # of Sharing, on a quiet machine
+    assert largest.nbytes <= max(48 * 65 * 16 * 4, 48 * 2048 * 4, weights, question)
 
 
 def test_block_memory_does_not_grow_with_seqlen():

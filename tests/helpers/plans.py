@@ -26,7 +26,7 @@ class PlanLog:
 
 def forget_plans() -> dict[Any, Any]:
     """This thread's plans, which are none from now on: they hold scratch memory for one level."""
-    _plans._plans.found.clear()
+    _plans._plans.forget()
     return _plans._plans.found
 
 

@@ -39,10 +39,15 @@ POOLS = {STATE: "ssm_state", CONV: "conv_state"}
 OPS = pytest.mark.parametrize("op", [STATE, CONV])
 
 
-@pytest.fixture
-def log(monkeypatch):
-    """What is made and run of the cpu backend's plans; there is none of an earlier test."""
+@pytest.fixture(params=["guards", "keys"])
+def log(request, monkeypatch):
+    """What is made and run of the cpu backend's plans; there is none of an earlier test.
+
+    Both ways of finding a plan: by Dynamo's guards, and by the key alone where a torch has none.
+    """
     monkeypatch.delenv("STATESCAN_BACKEND", raising=False)
+    if request.param == "keys":
+        monkeypatch.setattr(_plans, "_Guards", None)
     with watched_plans() as found:
         yield found
 
@@ -398,6 +403,32 @@ def test_parameters_are_as_good_as_tensors(op, log):
 
 
 @OPS
+def test_a_tensor_that_became_another_is_noticed(op, log):
+    """The same Python object, with other numbers behind it or in another form."""
+    kwargs = make(op)
+    for _ in range(2):
+        run(op, kwargs)
+    kwargs["x"].data = kwargs["x"] + 1.0
+    assert_right(op, kwargs, run(op, kwargs))
+    assert log.ran == [op] * 2
+    kwargs["x"].data = every_other(kwargs["x"])
+    assert_right(op, kwargs, run(op, kwargs))
+    assert log.ran == [op] * 2
+
+
+@OPS
+def test_one_tensor_for_two_arguments_may_take_a_plan(op, log):
+    kwargs = make(op)
+    if op == STATE:
+        kwargs["z"] = kwargs["x"]
+    else:
+        kwargs["bias"] = kwargs["weight"].select(1, 0)
+    for _ in range(3):
+        assert_right(op, kwargs, run(op, kwargs))
+    assert log.ran == [op] * 2
+
+
+@OPS
 def test_no_elements_need_no_plan(op, log):
     kwargs = state_inputs(0, 20, 5) if op == STATE else taps_inputs(0, 20)
     for _ in range(2):
@@ -449,12 +480,16 @@ def test_threads_do_not_share_plans(op, log):
         assert torch.equal(state, expected_state)
 
 
-def test_only_the_cpu_backend_has_plans_and_only_for_steps():
+def test_only_native_backends_have_plans_and_only_for_steps():
+    planned = {
+        "cpu": {STATE, CONV, "mamba_step", "mamba_stack", "vector_linear"},
+        "cuda": {STATE, CONV, "mamba_step"},
+    }
+    names = {STATE, CONV, "mamba_step", "mamba_stack", "vector_linear"}
+    names |= {"selective_scan", "causal_conv1d", "mamba_inner"}
     for backend in statescan.dispatch.all_backends():
-        for op in ("selective_scan", "causal_conv1d", "mamba_inner"):
-            assert backend.plan(op) is None
-        for op in (STATE, CONV, "mamba_step", "vector_linear"):
-            assert (backend.plan(op) is None) == (backend.name != "cpu")
+        found = {name for name in names if backend.plan(name) is not None}
+        assert found == planned.get(backend.name, set())
 
 
 def test_options_that_equal_each_other_as_keys_are_told_apart():

@@ -25,6 +25,8 @@ LAYERS = (
     ("models",),
     ("generation",),
     ("training", "compat"),
+    # Needs nothing of the layers between: it runs where torch is missing or broken.
+    ("doctor",),
     ("cli",),
 )
 """From the bottom to the top; a module imports from its own entry and from lower rows."""
@@ -35,9 +37,9 @@ BACKENDS_FOR_OPS = {"statescan.backends.base", "statescan.backends.outputs"}
 """The modules of backends/ that ops may import: the description of a call, and the allocation of
 its outputs. Neither runs anything or belongs to one backend."""
 
-ROOT_IMPORTERS = ("backends/native.py", "cli/")
+ROOT_IMPORTERS = ("backends/native.py", "cli/", "doctor/")
 """Modules that may import the package itself: the loader of the native library, which searches its
-``__path__``, and the top layer."""
+``__path__``, the doctor, which tells the version, and the top layer."""
 
 
 def modules() -> list[str]:

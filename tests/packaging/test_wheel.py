@@ -114,8 +114,14 @@ def test_wheel_holds_every_file_of_the_package(kind, builder, request):
     names = names_in(request.getfixturevalue(kind))
     assert expected <= names
     assert {"statescan/py.typed", "statescan/kernels/cpu/abi.h"} <= names
+    # Beside the package: what every start of Python reads, to serve names if it is asked to.
+    assert "statescan_compat.pth" in names
     extra = {name for name in names - expected if ".dist-info/" not in name}
-    assert extra <= {"statescan/_cpu.so", "statescan/_cpu.dylib", "statescan/_cpu.dll"}
+    assert extra - {"statescan_compat.pth"} <= {
+        "statescan/_cpu.so",
+        "statescan/_cpu.dylib",
+        "statescan/_cpu.dll",
+    }
 
 
 def test_embedded_model_is_in_the_wheel(pure_wheel):

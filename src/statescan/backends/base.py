@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
@@ -81,10 +82,18 @@ class Backend(ABC):
     def plan(self, op: str) -> Callable[..., Any] | None:
         """A function that makes a plan for calls of a decode op, where this backend has one.
 
-        It takes what ``function(op, "")`` takes and returns a function of the op's tensors that
-        runs calls of the same form without looking at them again.
+        It takes what ``function(op, "")`` takes and returns a function of the tensors that were
+        given, in the order of the op, that runs calls of the same form without looking at them
+        again.
         """
         return None
+
+    def preparing(self) -> AbstractContextManager[None]:
+        """In this block and thread, calls load the code that they need and compute nothing.
+
+        Where there is no code to load, as here, calls just run.
+        """
+        return nullcontext()
 
 
 ALL_OPS = {

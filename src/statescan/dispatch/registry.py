@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from statescan.backends.base import Backend
 from statescan.backends.cpu import CpuBackend
+from statescan.backends.cuda import CudaBackend
 from statescan.backends.reference import ReferenceBackend
 from statescan.backends.torch import TorchBackend
 from statescan.errors import ArgumentError
 
 _BACKENDS: tuple[Backend, ...] = (
     CpuBackend(),
+    CudaBackend(),
     TorchBackend(),
     ReferenceBackend(),
 )

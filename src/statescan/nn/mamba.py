@@ -6,6 +6,7 @@ No kernel choice and no arithmetic of the scan or the convolution belongs here.
 
 from __future__ import annotations
 
+import logging
 import math
 from typing import ClassVar, Literal
 
@@ -24,6 +25,7 @@ from statescan.ops._fused_decode import fused_mamba_step
 
 _LINEARS = (nn.Linear, TimeStepProjection)
 _CONVS = (nn.Conv1d,)
+_log = logging.getLogger(__name__)
 
 
 class Mamba(FullPrecisionMixin):
@@ -54,6 +56,7 @@ class Mamba(FullPrecisionMixin):
     """
 
     full_precision_names: ClassVar[tuple[str, ...]] = ("A_log", "D")
+    _told = False
 
     def __init__(
         self,
@@ -240,6 +243,7 @@ class Mamba(FullPrecisionMixin):
         """out (batch, seqlen, d_model) and both final states."""
         xz = self.in_proj(hidden_states).transpose(1, 2)
         if not self._all_plain():
+            self._say_which_is_not()
             return self._mix_by_modules(xz, conv_states, ssm_states, seq_idx, cu_seqlens)
         return ops.mamba_inner(  # type: ignore[return-value]
             xz,
@@ -267,6 +271,19 @@ class Mamba(FullPrecisionMixin):
             and getattr(self.x_proj, "bias", None) is None
             and is_plain(self.dt_proj, _LINEARS)
             and is_plain(self.out_proj, _LINEARS)
+        )
+
+    def _say_which_is_not(self) -> None:
+        """Log once a mixer why the fused op is not used; a compiled call has no place for it."""
+        if self._told or not self.use_fast_path or torch.compiler.is_compiling():
+            return
+        self._told = True
+        kinds = {"conv1d": _CONVS, **dict.fromkeys(("x_proj", "dt_proj", "out_proj"), _LINEARS)}
+        named = [name for name, kind in kinds.items() if not is_plain(getattr(self, name), kind)]
+        _log.info(
+            "Mamba: %s wrapped, hooked or not linear, so projections are called as modules "
+            "instead of in one fused op",
+            f"{', '.join(named) or 'x_proj has a bias and'} {'are' if len(named) > 1 else 'is'}",
         )
 
     def _mix_by_modules(

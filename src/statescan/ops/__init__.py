@@ -6,6 +6,7 @@ Each op has a file of its own: signature, docstring and checks. No arithmetic he
 
 from statescan.ops._explain import explain
 from statescan.ops._flops import register_flop_formulas
+from statescan.ops._prepare import prepare
 from statescan.ops.causal_conv1d import causal_conv1d
 from statescan.ops.causal_conv1d_update import causal_conv1d_update
 from statescan.ops.mamba_inner import mamba_inner
@@ -17,6 +18,7 @@ __all__ = [
     "causal_conv1d_update",
     "explain",
     "mamba_inner",
+    "prepare",
     "selective_scan",
     "selective_state_update",
 ]

@@ -72,18 +72,21 @@ def _run(
 ) -> Tensor | None:
     """Run the plan of a call, made on its first occurrence; the result has ``width`` columns."""
     first = tensors[0]
-    if first is None or torch.is_autocast_enabled("cpu"):
+    if first is None or first.device.type not in ("cpu", "cuda"):
         return None
-    key, plan = find_plan(op, tensors, options)
+    if torch.is_autocast_enabled(first.device.type):
+        return None
+    given = [tensor for tensor in tensors if tensor is not None]
+    absent = tuple([tensor is None for tensor in tensors])
+    key, plan = find_plan(op, given, (*options, *absent))
     if key is None:
         return None
     out = first.new_empty((first.shape[0], width))
-    arguments = (*tensors, out)
     if plan is None:
-        plan = keep_plan(key, partial(_make_plan, op, options, arguments))
+        plan = keep_plan(key, partial(_make_plan, op, options, (*tensors, out)))
     if plan is None:
         return None
-    return out if run_plan(plan, arguments, states) else None
+    return out if run_plan(plan, (*given, out), states) else None
 
 
 def _make_plan(
@@ -92,7 +95,8 @@ def _make_plan(
     """The plan of the backend that would run such a call, if it has one."""
     dtypes = {str(i): dtype_name(t.dtype) for i, t in enumerate(tensors) if t is not None}
     # Not an op that can be asked for: the backend is the one that would run the state's step.
-    backend, _ = choose("auto", OpRequest("selective_state_update", "cpu", dtypes))
+    device = next(t.device.type for t in tensors if t is not None)
+    backend, _ = choose("auto", OpRequest("selective_state_update", device, dtypes))
     make = backend.plan(op)
     plan: Plan | None = None if make is None else make(*options, *tensors)
     return plan

@@ -146,19 +146,26 @@ def causal_conv1d_update(
         ``causal_conv1d_update`` of causal-conv1d.
     """
     silu = _shapes.check_activation(_NAME, activation)
-    listed = (
-        *(x, conv_state, weight, bias, cache_seqlens, conv_state_indices),
-        *(dst_conv_state_indices, intermediate_states, num_accepted_tokens, out),
-    )
     options = (silu, pad_slot_id, backend)
     key = plan = None
-    if _no_lists(listed):
-        key, plan = find_plan(_NAME, listed, options)
-    # An output over an input is for the long road, which looks at how they overlap.
-    if plan is not None and (out is None or not overlaps(out, *listed[:4])):
-        result = torch.empty_like(x) if out is None else out
-        if run_plan(plan, (*listed[:9], result), (conv_state, result)):
-            return result
+    # The tensors whose values decide what a call does are not for a plan.
+    if (
+        cache_seqlens is conv_state_indices is dst_conv_state_indices is None
+        and intermediate_states is num_accepted_tokens is None
+    ):
+        listed = (x, conv_state, weight, bias, out)
+        given = [tensor for tensor in listed if tensor is not None]
+        key, plan = find_plan(_NAME, given, (*options, bias is None, out is None))
+        # An output over an input is for the long road, which looks at how they overlap.
+        if plan is not None and (out is None or not overlaps(out, *listed[:4])):
+            result, written = out, [conv_state]
+            if result is None:
+                result = torch.empty_like(x)
+                given.append(result)
+            else:
+                written.append(result)
+            if run_plan(plan, given, written):
+                return result
     tensors = dict(
         x=x,
         conv_state=conv_state,
@@ -177,16 +184,14 @@ def causal_conv1d_update(
     refuse_gradients(_NAME, (x, conv_state, weight, bias, intermediate_states, out))
     if out is None:
         out = torch.empty_like(x)
-    arguments = (*listed[:9], out, *options)
+    arguments = (
+        *(x, conv_state, weight, bias, cache_seqlens, conv_state_indices),
+        *(dst_conv_state_indices, intermediate_states, num_accepted_tokens, out, *options),
+    )
     op(*arguments)
     if key is not None:
         keep_plan(key, partial(_make_plan, arguments))
     return out
-
-
-def _no_lists(listed: tuple[Tensor | None, ...]) -> bool:
-    """Whether a call has none of the tensors whose values decide what it does."""
-    return all([tensor is None for tensor in listed[4:9]])  # noqa: C419, a list is quicker
 
 
 def _check(tensors: dict[str, Tensor | None]) -> None:

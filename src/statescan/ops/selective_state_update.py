@@ -171,19 +171,27 @@ def selective_state_update(
     References:
         ``selective_state_update`` of mamba-ssm.
     """
-    listed = (
-        *(ssm_state, x, dt, A, B, C, D, z, dt_bias, state_batch_indices),
-        *(dst_state_batch_indices, intermediate_states, num_accepted_tokens, out),
-    )
     options = (dt_softplus, pad_slot_id, backend)
     key = plan = None
-    if _no_lists(listed):
-        key, plan = find_plan(_NAME, listed, options)
-    # An output over an input is for the long road, which looks at how they overlap.
-    if plan is not None and (out is None or not overlaps(out, *listed[:9])):
-        result = torch.empty_like(x) if out is None else out
-        if run_plan(plan, (*listed[:13], result), (ssm_state, result)):
-            return result
+    # The tensors whose values decide what a call does are not for a plan.
+    if (
+        state_batch_indices is dst_state_batch_indices is None
+        and intermediate_states is num_accepted_tokens is None
+    ):
+        listed = (ssm_state, x, dt, A, B, C, D, z, dt_bias, out)
+        given = [tensor for tensor in listed if tensor is not None]
+        absent = (D is None, z is None, dt_bias is None, out is None)
+        key, plan = find_plan(_NAME, given, options + absent)
+        # An output over an input is for the long road, which looks at how they overlap.
+        if plan is not None and (out is None or not overlaps(out, *listed[:9])):
+            result, written = out, [ssm_state]
+            if result is None:
+                result = torch.empty_like(x)
+                given.append(result)
+            else:
+                written.append(result)
+            if run_plan(plan, given, written):
+                return result
     tensors = dict(
         ssm_state=ssm_state,
         x=x,
@@ -207,16 +215,15 @@ def selective_state_update(
     refuse_gradients(_NAME, tuple(tensors.values()))
     if out is None:
         out = torch.empty_like(x)
-    arguments = (*listed[:13], out, *options)
+    states = (intermediate_states, num_accepted_tokens)
+    arguments = (
+        *(ssm_state, x, dt, A, B, C, D, z, dt_bias, state_batch_indices),
+        *(dst_state_batch_indices, *states, out, *options),
+    )
     op(*arguments)
     if key is not None:
         keep_plan(key, partial(_make_plan, arguments))
     return out
-
-
-def _no_lists(listed: tuple[Tensor | None, ...]) -> bool:
-    """Whether a call has none of the tensors whose values decide what it does."""
-    return all([tensor is None for tensor in listed[9:13]])  # noqa: C419, a list is quicker
 
 
 def _form(tensors: dict[str, Tensor | None]) -> tuple[bool, bool, bool, bool]:

@@ -8,7 +8,7 @@ a test compares this table with the library's own. Nothing here knows what an op
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 
 import torch
@@ -144,13 +144,27 @@ def address(tensor: Tensor | None) -> int:
 
 def addresses(*tensors: Tensor | None) -> bytes:
     """The list of addresses that decode kernels take beside their struct; 0 for absent ones."""
-    packer = _address_list(len(tensors))
-    return packer.pack(*[0 if tensor is None else tensor.data_ptr() for tensor in tensors])
+    return address_list(tensors)(*[tensor for tensor in tensors if tensor is not None])
 
 
-@lru_cache(maxsize=64)
-def _address_list(count: int) -> struct.Struct:
-    return struct.Struct(f"@{count}P")
+def address_list(tensors: Sequence[Tensor | None]) -> Callable[..., bytes]:
+    """Makes such a list of the tensors that are given, where the same ones are absent."""
+    absent = tuple([tensor is None for tensor in tensors])
+    return _address_list(absent)
+
+
+@lru_cache(maxsize=256)
+def _address_list(absent: tuple[bool, ...]) -> Callable[..., bytes]:
+    # Bytes of padding are zero, so an absent tensor costs nothing.
+    pack = struct.Struct("@" + "".join("8x" if gone else "P" for gone in absent)).pack
+
+    def listed(*tensors: Tensor) -> bytes:
+        return pack(*map(_data_ptr, tensors))
+
+    return listed
+
+
+_data_ptr = Tensor.data_ptr
 
 
 def words_of(packed: bytes) -> tuple[int, ...]:

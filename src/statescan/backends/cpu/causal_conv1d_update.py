@@ -16,15 +16,12 @@ from statescan.backends.cpu import abi, threads
 from statescan.backends.cpu._slots import separate, slot_fields, starting_pool
 from statescan.backends.native import vector_bytes
 
-Tensors = Sequence[Tensor | None]
-"""The tensors of a call in the order of the op: x to out."""
 
-
-def causal_conv1d_update_plan(*args: Any) -> Callable[[Tensors], None]:
+def causal_conv1d_update_plan(*args: Any) -> Callable[[Sequence[Tensor]], None]:
     """A function that runs calls like this one: same shapes, strides, dtypes, options, threads.
 
-    It is for calls without indices, rings and kept states, and for one thread at a time: its
-    scratch memory is its own.
+    It takes the tensors that are given, from x to out. It is for calls without indices, rings and
+    kept states, and for one thread at a time: its scratch memory is its own.
     """
     x, conv_state, weight, bias = args[:4]
     slots = (0, 0, 0, args[11])
@@ -32,10 +29,11 @@ def causal_conv1d_update_plan(*args: Any) -> Callable[[Tensors], None]:
         x, conv_state, conv_state, weight, bias, None, None, args[9], args[10], slots
     )
     run = abi.kernel("causal_conv1d_update")
+    listed = abi.address_list((x, args[9], conv_state, conv_state, None, weight, bias))
 
-    def planned(tensors: Tensors, _keep: Tensor = _scratch) -> None:
-        x, conv_state, weight, bias = tensors[:4]
-        run(form, abi.addresses(x, tensors[9], conv_state, conv_state, None, weight, bias))
+    def planned(tensors: Sequence[Tensor], _keep: Tensor = _scratch) -> None:
+        x, state, *weights, out = tensors
+        run(form, listed(x, out, state, state, *weights))
 
     return planned
 

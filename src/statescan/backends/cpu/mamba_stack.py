@@ -24,7 +24,7 @@ LAYER_TENSORS = 14
 
 def mamba_stack_plan(
     eps: float, hidden: Tensor, final_norm: Tensor, *rest: Any
-) -> Callable[[Sequence[Tensor | None]], None] | None:
+) -> Callable[[Sequence[Tensor]], None] | None:
     """A function of hidden, the final norm's weight, the layers' tensors and out.
 
     None for layers that differ in form or that the mixer's kernel does not offer. It is for one
@@ -51,9 +51,11 @@ def mamba_stack_plan(
     )
     run = abi.kernel("mamba_stack")
     memory = (*kept, passed, epsilon)
+    listed = abi.address_list((hidden, out, final_norm, *rest[:-1]))
 
-    def planned(tensors: Sequence[Tensor | None], _keep: tuple[Tensor, ...] = memory) -> None:
-        run(form, abi.addresses(tensors[0], tensors[-1], *tensors[1:-1]))
+    def planned(tensors: Sequence[Tensor], _keep: tuple[Tensor, ...] = memory) -> None:
+        hidden, *given, out = tensors
+        run(form, listed(hidden, out, *given))
 
     return planned
 

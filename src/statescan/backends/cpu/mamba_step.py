@@ -22,7 +22,7 @@ from statescan.backends.cpu.vector_linear import MOST_ROWS, matrix, rows, vector
 _OUT_ROWS = 32
 
 
-def mamba_step_plan(*tensors: Any) -> Callable[[Sequence[Tensor | None]], None] | None:
+def mamba_step_plan(*tensors: Any) -> Callable[[Sequence[Tensor]], None] | None:
     """A function of hidden, the states, the weights and out for calls of this form.
 
     None if they are not offered. It is for one thread at a time: its workspace is its own.
@@ -32,9 +32,11 @@ def mamba_step_plan(*tensors: Any) -> Callable[[Sequence[Tensor | None]], None] 
         return None
     form, kept = found
     run = abi.kernel("mamba_step")
+    listed = abi.address_list((tensors[0], tensors[14], *tensors[1:14]))
 
-    def planned(tensors: Sequence[Tensor | None], _keep: tuple[Tensor, ...] = kept) -> None:
-        run(form, abi.addresses(tensors[0], tensors[14], *tensors[1:14]))
+    def planned(tensors: Sequence[Tensor], _keep: tuple[Tensor, ...] = kept) -> None:
+        hidden, *rest, out = tensors
+        run(form, listed(hidden, out, *rest))
 
     return planned
 

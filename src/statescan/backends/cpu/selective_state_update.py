@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Launches the kernel for one or a few decode steps of the SSM state, in place.
 
-Mamba-1's channels are cut into as many heads as B and C have groups, so that both forms of the op
-are one to the kernel. The algorithm is described in ``kernels/cpu/selective_state_update.c``.
+Both forms of the op are one to the kernel (``backends/_state_axes.py``). The algorithm is described
+in ``kernels/cpu/selective_state_update.c``.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from statescan.backends._state_axes import StateAxes
 from statescan.backends.cpu import abi, threads
 from statescan.backends.cpu._slots import separate, slot_fields, starting_pool
 from statescan.backends.native import vector_bytes
@@ -23,62 +23,25 @@ _ABSENT = (0, 0, 0, 0, 0, 0, 0)
 _CHANNELS, _TABLES, _ROWS = 64, 2, 4
 
 
-class _Form:
-    """Where the axes of each argument lie, for one form of the op."""
-
-    def __init__(self, state: Tensor, x: Tensor, B: Tensor, C: Tensor) -> None:
-        self.headed = state.dim() == 4
-        self.several = x.dim() == state.dim()
-        self.num_tokens = 1
-        if self.several:
-            self.num_tokens = x.shape[1] if self.headed else x.shape[2]
-        plain = 2 + self.several
-        group_axis = 1 + (self.several and self.headed)
-        groups = [t.shape[group_axis] if t.dim() > plain else 1 for t in (B, C)]
-        if self.headed:
-            self.num_heads, self.head_channels = state.shape[1:3]
-        else:
-            self.num_heads = math.lcm(*groups)
-            self.head_channels = state.shape[1] // self.num_heads
-        self.B_heads, self.C_heads = (self.num_heads // count for count in groups)
-
-    def channels(self, strides: tuple[int, ...]) -> tuple[int, int]:
-        """Strides of heads and of channels, from those of (nheads, headdim) or (dim,)."""
-        if self.headed:
-            return strides[0], strides[1]
-        return strides[0] * self.head_channels, strides[0]
+class _Form(StateAxes):
+    """Each argument as ``struct statescan_states``."""
 
     def tokens(self, tensor: Tensor | None) -> tuple[int, ...]:
-        """``struct statescan_states`` of x, dt, z or out."""
+        """The struct of x, dt, z or out."""
         if tensor is None:
             return _ABSENT
-        strides = tensor.stride()
-        token = 0
-        if self.several:
-            token = strides[1 if self.headed else 2]
-        channels = strides[2:] if self.several and self.headed else strides[1:]
-        where = (strides[0], token, *self.channels(channels), 0)
-        return (tensor.data_ptr(), *where, abi.DTYPES[tensor.dtype])
+        return (tensor.data_ptr(), *self.of_tokens(tensor), 0, abi.DTYPES[tensor.dtype])
 
     def weights(self, tensor: Tensor) -> tuple[int, ...]:
         """The same of B or C, whose heads are groups."""
-        strides = tensor.stride()
-        grouped = tensor.dim() > 2 + self.several
-        token = 0
-        if self.several:
-            token = strides[1 if self.headed else -1]
-        state = strides[-1 if self.headed or not self.several else -2]
-        group = 0
-        if grouped:
-            group = strides[2 if self.several and self.headed else 1]
-        where = (strides[0], token, group, 0, state)
-        return (tensor.data_ptr(), *where, abi.DTYPES[tensor.dtype])
+        row, token, group, state = self.of_weights(tensor)
+        return (tensor.data_ptr(), row, token, group, 0, state, abi.DTYPES[tensor.dtype])
 
     def per_channel(self, tensor: Tensor | None) -> tuple[int, ...]:
         """The same of D and dt_bias."""
         if tensor is None:
             return _ABSENT
-        where = (0, 0, *self.channels(tensor.stride()), 0)
+        where = (0, 0, *self.of_channels(tensor.stride()), 0)
         return (tensor.data_ptr(), *where, abi.DTYPES[tensor.dtype])
 
     def states(self, tensor: Tensor | None, rows: int, tokens: int) -> tuple[int, ...]:
@@ -87,19 +50,15 @@ class _Form:
             return _ABSENT
         strides = tensor.stride()
         leading = (strides[0] if rows else 0, strides[1] if tokens else 0)
-        where = (*leading, *self.channels(strides[rows + tokens :]), strides[-1])
+        where = (*leading, *self.of_channels(strides[rows + tokens :]), strides[-1])
         return (tensor.data_ptr(), *where, abi.DTYPES[tensor.dtype])
 
 
-Tensors = Sequence[Tensor | None]
-"""The tensors of a call in the order of the op: ssm_state to out."""
-
-
-def selective_state_update_plan(*args: Any) -> Callable[[Tensors], None]:
+def selective_state_update_plan(*args: Any) -> Callable[[Sequence[Tensor]], None]:
     """A function that runs calls like this one: same shapes, strides, dtypes, options, threads.
 
-    It is for calls without indices and kept states, and for one thread at a time: its scratch
-    memory is its own.
+    It takes the tensors that are given, from ssm_state to out. It is for calls without indices
+    and kept states, and for one thread at a time: its scratch memory is its own.
     """
     ssm_state, x, dt, A, B, C, D, z, dt_bias = args[:9]
     out, dt_softplus, pad_slot_id = args[13:16]
@@ -108,10 +67,10 @@ def selective_state_update_plan(*args: Any) -> Callable[[Tensors], None]:
         *(dt_softplus, (0, 0, 0, pad_slot_id)),
     )
     run = abi.kernel("selective_state_update")
+    listed = abi.address_list((ssm_state, ssm_state, None, *args[1:9], out))
 
-    def planned(tensors: Tensors, _keep: Tensor = _scratch) -> None:
-        state, given, out = tensors[0], tensors[1:9], tensors[13]
-        run(form, abi.addresses(state, state, None, *given, out))
+    def planned(tensors: Sequence[Tensor], _keep: Tensor = _scratch) -> None:
+        run(form, listed(tensors[0], *tensors))
 
     return planned
 

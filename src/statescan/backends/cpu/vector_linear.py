@@ -39,7 +39,7 @@ def rows(tensor: Tensor) -> tuple[int, ...]:
 
 def vector_linear_plan(
     x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor
-) -> Callable[[Sequence[Tensor | None]], None] | None:
+) -> Callable[[Sequence[Tensor]], None] | None:
     """A function of (x, weight, bias, out) for calls of this form; None if they are not offered.
 
     It is for one thread at a time: its workspace is its own.
@@ -63,9 +63,10 @@ def vector_linear_plan(
     )
     run = abi.kernel("vector_linear")
     kept = (scratch, workspace)
+    listed = abi.address_list((x, out, weight, bias))
 
-    def planned(tensors: Sequence[Tensor | None], _keep: tuple[Tensor, ...] = kept) -> None:
-        x, weight, bias, out = tensors
-        run(form, abi.addresses(x, out, weight, bias))
+    def planned(tensors: Sequence[Tensor], _keep: tuple[Tensor, ...] = kept) -> None:
+        x, *weights, out = tensors
+        run(form, listed(x, out, *weights))
 
     return planned

@@ -51,6 +51,10 @@ void AT_LEVEL(vector_linear)(const struct statescan_vector_linear *form, void *c
 void AT_LEVEL(mamba_step)(const struct statescan_mamba_step *form, void *const *addresses);
 void AT_LEVEL(mamba_stack)(const struct statescan_mamba_stack *form, void *const *addresses);
 
+/* The rounds of a mixer's step for one member of a team, which mamba_stack runs for each layer. */
+void AT_LEVEL(mamba_step_rounds)(struct team_member *member,
+                                 const struct statescan_mamba_step *form, void *const *addresses);
+
 /* Tasks of the two decode ops, which mamba_step runs among its own: a row and DECODE_CHANNELS
  * channels each, numbered row by row. */
 void AT_LEVEL(causal_conv1d_update_task)(const void *params, int64_t number, char *scratch);

@@ -3,9 +3,9 @@
  *
  *     for each layer: residual += mixer(norm(residual))        out = final norm(residual)
  *
- * with RMS norms. Each mixer is a call of mamba_step on the pool's threads; what lies between two
- * of them, d_model numbers a row, is done by the calling thread. Residual, norms and what passes
- * between layers are float32. Workspace, after that of the mixers: residual, normed and mixed, each
+ * with RMS norms. One team of threads runs the rounds of all mixers; what lies between two of them,
+ * d_model numbers a row, is a round of one task. Residual, norms and what passes between layers are
+ * float32. Workspace, after that of the mixers: residual, normed and mixed, each
  * (batch, d_model). */
 #include "kernels.h"
 #include "matvec.h"
@@ -42,26 +42,72 @@ static void norm_rows(float *target, const float *source, const struct statescan
     }
 }
 
-void AT_LEVEL(mamba_stack)(const struct statescan_mamba_stack *form, void *const *addresses) {
+struct stack {
     struct statescan_mamba_stack p;
-    copy_words(&p, form, sizeof(p));
-    p.hidden.data = addresses[0];
-    p.out.data = addresses[1];
-    const int64_t width = p.step.d_model, count = p.step.batch * width;
-    float *residual = (float *)p.workspace, *normed = residual + count, *mixed = normed + count;
-    load_matrix(residual, width, &p.hidden, p.step.batch, width);
-    for (int64_t layer = 0; layer < p.num_layers; layer++) {
-        void *const *own = addresses + 3 + layer * LAYER_ADDRESSES;
-        void *step_addresses[LAYER_ADDRESSES + 1] = {normed, mixed};
+    void *const *addresses;
+    float *residual, *normed, *mixed;
+};
+
+struct layer {
+    const struct stack *stack;
+    int64_t number;
+};
+
+/* Addresses of a layer, or of the final norm after the last one. */
+static void *const *addresses_of(const struct layer *layer) {
+    if (layer->number == layer->stack->p.num_layers) {
+        return layer->stack->addresses + 2;
+    }
+    return layer->stack->addresses + 3 + layer->number * LAYER_ADDRESSES;
+}
+
+/* What lies between two mixers: the last one's result joins the residual, which is normed. */
+static void run_norm(const void *params, int64_t number, char *scratch) {
+    const struct layer *layer = params;
+    const struct stack *stack = layer->stack;
+    const struct statescan_mamba_stack *p = &stack->p;
+    const int64_t width = p->step.d_model, count = p->step.batch * width;
+    const int is_last = layer->number == p->num_layers;
+    (void)number;
+    (void)scratch;
+    if (layer->number == 0) {
+        load_matrix(stack->residual, width, &p->hidden, p->step.batch, width);
+    } else {
+        for (int64_t i = 0; i < count; i++) {
+            stack->residual[i] += stack->mixed[i];
+        }
+    }
+    norm_rows(stack->normed, stack->residual, is_last ? &p->final_norm : &p->norm,
+              addresses_of(layer)[0], p);
+    if (is_last) {
+        store_matrix(&p->out, stack->normed, width, p->step.batch, 0, width);
+    }
+}
+
+static void run_script(struct team_member *member, const void *params) {
+    const struct stack *stack = params;
+    struct layer layer = {stack, 0};
+    for (; layer.number < stack->p.num_layers; layer.number++) {
+        void *const *own = addresses_of(&layer);
+        void *step_addresses[LAYER_ADDRESSES + 1] = {stack->normed, stack->mixed};
         for (int i = 1; i < LAYER_ADDRESSES; i++) {
             step_addresses[i + 1] = own[i];
         }
-        norm_rows(normed, residual, &p.norm, own[0], &p);
-        AT_LEVEL(mamba_step)(&p.step, step_addresses);
-        for (int64_t i = 0; i < count; i++) {
-            residual[i] += mixed[i];
-        }
+        team_round(member, run_norm, &layer, 1);
+        AT_LEVEL(mamba_step_rounds)(member, &stack->p.step, step_addresses);
     }
-    norm_rows(normed, residual, &p.final_norm, addresses[2], &p);
-    store_matrix(&p.out, normed, width, p.step.batch, 0, width);
+    team_round(member, run_norm, &layer, 1);
+}
+
+void AT_LEVEL(mamba_stack)(const struct statescan_mamba_stack *form, void *const *addresses) {
+    struct stack stack;
+    copy_words(&stack.p, form, sizeof(stack.p));
+    stack.p.hidden.data = addresses[0];
+    stack.p.out.data = addresses[1];
+    const int64_t count = form->step.batch * form->step.d_model;
+    stack.addresses = addresses;
+    stack.residual = (float *)form->workspace;
+    stack.normed = stack.residual + count;
+    stack.mixed = stack.normed + count;
+    team_run(&form->step.workers, run_script, &stack);
 }

@@ -5,10 +5,11 @@
  *     y = state update(x, softplus(dt_proj dt + bias), A, B, C, D, z)     out = out_proj y
  *
  * Work: four rounds of tasks, each waiting for the one before: in_proj and convolution by 64
- * channels, x_proj by 8 rows, dt_proj and state update by 64 channels, out_proj by 32 rows. What
- * passes between them is float32 in the workspace, (batch, ...) each: hidden, x, z, x after the
- * convolution, x_proj's result, dt, y. Convolution and state update are those ops' own tasks. The
- * time is that of reading the four matrices. */
+ * channels, x_proj by 8 rows, dt_proj and state update by 64 channels, out_proj by 32 rows. One
+ * more comes before them where hidden is not dense float32. What passes between them is float32 in
+ * the workspace, (batch, ...) each: hidden, x, z, x after the convolution, x_proj's result, dt, y.
+ * Convolution and state update are those ops' own tasks. The time is that of reading the four
+ * matrices. */
 #include "kernels.h"
 #include "matvec.h"
 
@@ -21,6 +22,18 @@ struct step {
     float *hidden, *x, *z, *convolved, *projected, *dt, *y;
     int64_t projected_rows;
 };
+
+static int is_dense_float32(const struct statescan_tensor *tensor, int64_t width) {
+    return tensor->dtype == STATESCAN_FLOAT32 && tensor->channel_stride == 1 &&
+           tensor->batch_stride == width;
+}
+
+static void run_load(const void *params, int64_t number, char *scratch) {
+    const struct step *step = params;
+    (void)number;
+    (void)scratch;
+    load_matrix(step->hidden, step->p.d_model, &step->p.hidden, step->p.batch, step->p.d_model);
+}
 
 static void run_in_proj(const void *params, int64_t number, char *scratch) {
     const struct step *step = params;
@@ -109,7 +122,8 @@ static void lay_out(struct step *step) {
     point_at(&p->state.C, step->projected + rank + p->state.dstate, step->projected_rows, 0, 1);
 }
 
-void AT_LEVEL(mamba_step)(const struct statescan_mamba_step *form, void *const *addresses) {
+void AT_LEVEL(mamba_step_rounds)(struct team_member *member,
+                                 const struct statescan_mamba_step *form, void *const *addresses) {
     struct step step;
     struct statescan_mamba_step *p = &step.p;
     copy_words(p, form, sizeof(*p));
@@ -124,11 +138,29 @@ void AT_LEVEL(mamba_step)(const struct statescan_mamba_step *form, void *const *
     p->conv.start.data = p->conv.state.data;
     p->state.start.data = p->state.state.data;
     lay_out(&step);
-    load_matrix(step.hidden, p->d_model, &p->hidden, p->batch, p->d_model);
+    if (is_dense_float32(&p->hidden, p->d_model)) {
+        step.hidden = p->hidden.data;
+    } else {
+        team_round(member, run_load, &step, 1);
+    }
     const int64_t blocks = divide_up(p->dim, CHANNELS);
-    pool_run(&p->workers, run_in_proj, &step, blocks);
-    pool_run(&p->workers, run_x_proj, &step,
-             (step.projected_rows + PROJECTED_ROWS - 1) / PROJECTED_ROWS);
-    pool_run(&p->workers, run_state, &step, blocks);
-    pool_run(&p->workers, run_out_proj, &step, (p->d_model + OUT_ROWS - 1) / OUT_ROWS);
+    team_round(member, run_in_proj, &step, blocks);
+    team_round(member, run_x_proj, &step, divide_up(step.projected_rows, PROJECTED_ROWS));
+    team_round(member, run_state, &step, blocks);
+    team_round(member, run_out_proj, &step, divide_up(p->d_model, OUT_ROWS));
+}
+
+struct call {
+    const struct statescan_mamba_step *form;
+    void *const *addresses;
+};
+
+static void run_script(struct team_member *member, const void *params) {
+    const struct call *call = params;
+    AT_LEVEL(mamba_step_rounds)(member, call->form, call->addresses);
+}
+
+void AT_LEVEL(mamba_step)(const struct statescan_mamba_step *form, void *const *addresses) {
+    const struct call call = {form, addresses};
+    team_run(&form->workers, run_script, &call);
 }

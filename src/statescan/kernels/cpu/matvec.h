@@ -11,6 +11,12 @@
 
 #define MATVEC_ROWS 4
 
+/* Bytes between what is multiplied and what is asked for. Rows of 768 bfloat16 are shorter than a
+ * page and lie side by side in it, which the processor's own prefetching does not see through: on
+ * an AVX-512 Xeon a model of 130M parameters decoded at 0.60 of the read bandwidth, and at 0.84
+ * with this (2 to 8 KB made no difference; float32 stays at 0.95). */
+#define MATVEC_AHEAD 6144
+
 /* Two vectors' worth of a row. bfloat16 comes as even and odd places: the vector it meets must have
  * been unzipped the same way. */
 VEC_INLINE void load_pair(const char *source, int64_t dtype, vec *first, vec *second) {
@@ -35,8 +41,12 @@ VEC_INLINE void dot_rows(float *sums, const char *rows, int64_t row_bytes, int64
         const vec first = vec_load(vector + column);
         const vec second = vec_load(vector + column + VEC_LANES);
         for (int row = 0; row < count; row++) {
+            const char *source = rows + row * row_bytes + column * bytes;
+            for (int line = 0; line < 2 * VEC_LANES * bytes; line += 64) {
+                __builtin_prefetch(source + MATVEC_AHEAD + line);
+            }
             vec a, b;
-            load_pair(rows + row * row_bytes + column * bytes, dtype, &a, &b);
+            load_pair(source, dtype, &a, &b);
             even[row] = a * first + even[row];
             odd[row] = b * second + odd[row];
         }
