@@ -7,7 +7,7 @@ import torch
 from statescan import ops
 from statescan.backends.base import ALL_OPS, Support
 from statescan.backends.torch import TorchBackend
-from statescan.cli import _bench_run, _gate, _timing, _workloads
+from statescan.cli import _bench_run, _gate, _roofline, _timing, _workloads, bench
 from statescan.cli._timing import summarise, time_in_turns
 from statescan.dispatch import all_backends
 from statescan.testing import naive
@@ -113,6 +113,48 @@ def test_table(run):
     assert max(map(len, outcome.out.splitlines())) <= 80
 
 
+def test_floors_where_the_ceilings_are_known(run, monkeypatch, tmp_path):
+    """As on a GPU, whose ceilings are measured."""
+    page = tmp_path / "page.html"
+    ceilings = _roofline.Ceilings(copy=1e9, exponentials=1e9)
+    monkeypatch.setattr(bench, "_ceilings", lambda device, names: ceilings)
+    outcome = run("bench", "causal_conv1d", "selective_scan", *SMALL, "--html", str(page))
+    assert outcome.code == 0
+    assert "of floor" in outcome.out
+    assert max(map(len, outcome.out.splitlines())) <= 90
+    text = page.read_text()
+    assert "<th class=n>of floor</th>" in text
+    assert "every exponential once" in text
+    data = json.loads(text.split('id="data">')[1].split("</script>")[0])
+    floors = {(row["op"], row["direction"]): row["floor_ms"] for row in data["rows"]}
+    # x and out of 8 x 12 numbers, weight of 8 x 4 and bias of 8; behind it all gradients too.
+    assert floors["causal_conv1d", "fwd"] == pytest.approx(4 * (2 * 96 + 40) / 1e6)
+    assert floors["causal_conv1d", "fwd_bwd"] == pytest.approx(4 * (5 * 96 + 3 * 40) / 1e6)
+    # Four states and four more exponentials for each of 96 tokens take longer than its bytes.
+    slow = _roofline.Ceilings(copy=1e15, exponentials=1e6)
+    workload = _workloads.make_workload("selective_scan", SIZES, torch.float32)
+    assert _roofline.floor_ms(workload, SIZES, "fwd", slow) == pytest.approx(2 * 96 * 8 / 1e3)
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+def test_on_a_gpu(run, tmp_path):
+    plot = tmp_path / "bars.png"
+    outcome = run(
+        *("bench", *ALL_OPS, "model", "--device", "cuda", "--seconds", "0.1", "--json"),
+        *("--dtype", "bf16", "--direction", "fwd", "--no-peers", "--decode", "8"),
+        *("--plot", str(plot)),
+    )
+    document = json.loads(outcome.out)
+    assert outcome.code == 0, document["gates"]
+    assert document["machine"]["gpu"] == torch.cuda.get_device_name()
+    versions = {row["version"] for row in document["timings"]}
+    assert {"naive", "cuda", "torch"} <= versions
+    assert "cpu" not in versions
+    assert all(row["ms"] > row["floor_ms"] > 0 for row in document["timings"] if "floor_ms" in row)
+    assert plot.stat().st_size > 10_000
+
+
 def test_a_wrong_result_has_no_speed(run, monkeypatch):
     real = ops.causal_conv1d
     monkeypatch.setattr(ops, "causal_conv1d", lambda *args, **kwargs: real(*args, **kwargs) * 1.01)
@@ -135,7 +177,7 @@ def test_a_wrong_naive_algorithm_has_no_speed_either(monkeypatch):
 
 
 def test_a_result_that_is_wrong_only_at_these_sizes_is_found(monkeypatch):
-    monkeypatch.setattr(_gate, "check_op", lambda *args: {"passed": True, "error": None})
+    monkeypatch.setattr(_gate, "check_op", lambda *a, **k: {"passed": True, "error": None})
     real = ops.selective_scan
     monkeypatch.setattr(ops, "selective_scan", lambda **kwargs: real(**kwargs) + 1e-3)
     row = _gate.check_workload("selective_scan", SIZES, "float32", "auto")

@@ -29,6 +29,8 @@ from statescan.compat.selective_state_update import (
 )
 from statescan.testing import assert_close, tolerance
 
+pytestmark = pytest.mark.usefixtures("device")
+
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 

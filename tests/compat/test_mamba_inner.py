@@ -17,6 +17,8 @@ from statescan.compat.selective_scan import selective_scan_ref
 from statescan.errors import ArgumentError
 from statescan.testing import assert_close, tolerance
 
+pytestmark = pytest.mark.usefixtures("device")
+
 BATCH, DIM, LENGTH, RANK, DSTATE, WIDTH, MODEL = 2, 6, 11, 3, 4, 3, 5
 FLOAT32 = tolerance("mamba_inner", torch.float32)
 GRADIENT = tolerance("mamba_inner", torch.float32, gradient=True)
@@ -120,10 +122,10 @@ def test_levels_other_than_0_and_1_are_refused():
         mamba_inner_fn(**inner_tensors(), checkpoint_lvl=2)
 
 
-def test_autocast_projects_in_its_dtype():
+def test_autocast_projects_in_its_dtype(device):
     """As the original: projections in bfloat16, the recurrence in float32."""
     tensors = inner_tensors()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast(device, dtype=torch.bfloat16):
         out, grads = differentiated(mamba_inner_fn, tensors, torch.randn(BATCH, LENGTH, MODEL))
     assert out.dtype == torch.bfloat16
     assert all(grad.dtype == torch.float32 for grad in grads)

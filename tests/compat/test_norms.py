@@ -13,6 +13,8 @@ from statescan.compat import layernorm_gated as gated
 from statescan.errors import ArgumentError
 from statescan.testing import assert_close
 
+pytestmark = pytest.mark.usefixtures("device")
+
 CLOSE = {torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 
 

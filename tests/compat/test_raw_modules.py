@@ -14,6 +14,8 @@ from statescan.compat.selective_scan import selective_scan_fn
 from statescan.errors import ArgumentError
 from statescan.testing import assert_close, tolerance
 
+pytestmark = pytest.mark.usefixtures("device")
+
 CLOSE = tolerance("selective_scan", torch.float32)
 CLOSE_GRAD = tolerance("selective_scan", torch.float32, gradient=True)
 

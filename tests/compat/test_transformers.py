@@ -20,6 +20,7 @@ from statescan.testing import assert_close
 
 TESTS = Path(__file__).resolve().parents[1]
 SOURCE = TESTS.parent / "src"
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 FAMILIES = ("mamba", "falcon_mamba", "jamba", "zamba", "lfm2", "qwen3_next")
 SCANNING = FAMILIES[:4]
 
@@ -40,14 +41,15 @@ def python(*arguments, path=()):
     return done.stdout
 
 
-@pytest.fixture(scope="module")
-def results(tmp_path_factory):
+@pytest.fixture(scope="module", params=DEVICES)
+def results(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("families")
     found = {}
     for mode in ("plain", "served"):
         out = folder / f"{mode}.pt"
-        python(str(TESTS / "helpers" / "transformers_families.py"), mode, str(out))
-        found[mode] = torch.load(out)
+        program = TESTS / "helpers" / "transformers_families.py"
+        python(str(program), mode, str(out), request.param)
+        found[mode] = torch.load(out, map_location="cpu")
     return found
 
 

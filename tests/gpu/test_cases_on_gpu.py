@@ -53,8 +53,8 @@ def test_float64_is_refused_and_auto_finds_another(op):
 
 
 @pytest.mark.parametrize("op", OPS)
-def test_it_is_chosen_for_cuda_tensors_only_when_forced(op):
+def test_it_is_chosen_for_cuda_tensors_and_for_no_others(op):
     case = next(case for case in REAL if case.op == op)
-    kwargs = make(case, torch.bfloat16, "cuda")
-    assert ops.explain(op, **kwargs).chosen == "torch"
-    assert ops.explain(op, **kwargs, backend="cuda").chosen == "cuda"
+    assert ops.explain(op, **make(case, torch.bfloat16, "cuda")).chosen == "cuda"
+    assert ops.explain(op, **make(case, torch.float64, "cuda")).chosen == "torch"
+    assert ops.explain(op, **make(case, torch.bfloat16, "cpu")).chosen != "cuda"

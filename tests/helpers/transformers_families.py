@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A program: tiny models of transformers with or without statescan under the originals' names.
 
-``python transformers_families.py served|plain OUT`` saves, for each family, logits, gradients,
-generated tokens, the loss of a training step, and how often statescan's ops were called.
+``python transformers_families.py served|plain OUT DEVICE`` saves, for each family, logits,
+gradients, generated tokens, the loss of a training step, and how often statescan's ops were called.
 """
 
 from __future__ import annotations
@@ -136,7 +136,8 @@ def measure(build, calls) -> dict:
 
 
 def main() -> None:
-    mode, path = sys.argv[1:3]
+    mode, path, device = sys.argv[1:]
+    torch.set_default_device(device)
     calls: dict[str, int] = {}
     if mode == "served":
         from statescan import compat, ops

@@ -31,7 +31,7 @@ def project(weight: Tensor, tokens: Tensor, target: Tensor, *, add: bool = False
     features, seqlen = target.shape[1:]
     weight = _fill(weight.to(target.dtype), 0)
     exact = weight.shape[0] == features and seqlen % _tile(tokens) == 0
-    for row, result in zip(tokens.unbind(0), target.unbind(0)):
+    for row, result in zip(tokens.unbind(0), _ordinary(target).unbind(0)):
         if not exact:
             product = weight.new_empty(weight.shape[0], _filled(seqlen, weight))
             torch.mm(weight, _fill(row, 1), out=product)
@@ -69,6 +69,18 @@ def bias_gradient(dtarget: Tensor, dtype: torch.dtype) -> Tensor:
         for dpart in drow.split(_TOKENS, 1):
             total += dpart.sum(1, dtype=dtype)
     return total
+
+
+def _ordinary(target: Tensor) -> Tensor:
+    """The same memory, the one feature of a target with one far enough from the next.
+
+    Any stride is right where there is one, but torch hands it on, and cuBLASLt refuses a leading
+    dimension below the other size (torch 2.11, CUDA 13.0).
+    """
+    if target.shape[1] != 1:
+        return target
+    stride = target.stride(2)
+    return target.as_strided(target.shape, (target.stride(0), stride * target.shape[2], stride))
 
 
 def _tile(tensor: Tensor) -> int:

@@ -78,11 +78,13 @@ def bench_model(
     forced: bool,
     seconds: float,
     findings: Findings,
+    device: torch.device,
 ) -> Iterator[list[dict[str, Any]]]:
     """Fill ``findings``, and yield the timings of each mode; arguments as in ``bench_op``."""
     render.status(f"making model {name}")
-    model = make_model(name, getattr(torch, dtype_name))
-    ids = torch.arange(1, max(prefill, _JUDGED) + 1).unsqueeze(0) * 7 % model.config.vocab_size
+    model = make_model(name, getattr(torch, dtype_name)).to(device)
+    count = torch.arange(1, max(prefill, _JUDGED) + 1, device=device)
+    ids = count.unsqueeze(0) * 7 % model.config.vocab_size
     versions = [*_own(model, dtype_name, ids, backends, forced, findings)]
     if with_peers and versions:
         versions += _transformers(model, dtype_name, ids, findings)
@@ -98,7 +100,7 @@ def bench_model(
         with warnings.catch_warnings():
             # What a peer says at each call is about its own speed; that is what is measured.
             warnings.simplefilter("ignore")
-            found = time_in_turns(calls, seconds)
+            found = time_in_turns(calls, seconds, device=device)
         render.status()
         base = {"op": "model", "name": name, "mode": mode, "batch": 1, "dtype": dtype_name}
         base |= {"tokens": tokens}
@@ -241,7 +243,7 @@ def _of_transformers(module: Any, model: MambaLM) -> ModelVersion:
         for key, tensor in model.state_dict().items()
     }
     theirs.load_state_dict(weights, strict=not config.tie_embeddings)
-    theirs = theirs.to(model.lm_head.weight.dtype).eval()
+    theirs = theirs.to(model.device, model.lm_head.weight.dtype).eval()
     vocab_size = config.vocab_size
 
     def logits(ids: Tensor) -> Tensor:

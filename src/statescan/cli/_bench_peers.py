@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Other packages that compute the same ops on the CPU, if they can be imported here.
+"""Other packages that compute the same ops, if they can be imported here.
+
+On a GPU the originals' kernels are timed, on the CPU the plain functions that they ship.
 
 A package is imported only when it is about to be timed; what fails is kept as the reason.
 """
@@ -60,9 +62,10 @@ def installed_version(package: str) -> str | None:
         return None
 
 
-def peers_of(op: str) -> tuple[Peer, ...]:
-    """The peers of an op, importable or not."""
-    return tuple(peer for peer in _PEERS if peer.op == op)
+def peers_of(op: str, device_type: str = "cpu") -> tuple[Peer, ...]:
+    """The peers of an op on such a device, importable or not."""
+    known = _PEERS if device_type == "cpu" else _GPU_PEERS
+    return tuple(peer for peer in known if peer.op == op)
 
 
 def _mamba_ssm_scan(function: Callable[..., Any]) -> Call:
@@ -143,18 +146,30 @@ def _parallel_scan(function: Callable[..., Any]) -> Call:
     return call
 
 
+_SSM, _CONV = "mamba_ssm", "causal_conv1d"
 _SCAN = "mamba_ssm.ops.selective_scan_interface"
-_CONV = "causal_conv1d.causal_conv1d_interface"
+_STEP = "mamba_ssm.ops.triton.selective_state_update"
+_TAPS = "causal_conv1d.causal_conv1d_interface"
+_MAMBAPY = Peer("mambapy pscan", "selective_scan", "mambapy", "mambapy.pscan", "pscan",
+                _parallel_scan)  # fmt: skip
 _PEERS = (
-    Peer("mamba_ssm ref", "selective_scan", "mamba_ssm", _SCAN, "selective_scan_ref",
-         _mamba_ssm_scan),
-    Peer("mambapy pscan", "selective_scan", "mambapy", "mambapy.pscan", "pscan", _parallel_scan),
-    Peer("mamba_ssm ref", "selective_state_update", "mamba_ssm",
-         "mamba_ssm.ops.triton.selective_state_update", "selective_state_update_ref",
+    Peer("mamba_ssm ref", "selective_scan", _SSM, _SCAN, "selective_scan_ref", _mamba_ssm_scan),
+    _MAMBAPY,
+    Peer("mamba_ssm ref", "selective_state_update", _SSM, _STEP, "selective_state_update_ref",
          _mamba_ssm_update),
-    Peer("causal_conv1d ref", "causal_conv1d", "causal_conv1d", _CONV, "causal_conv1d_ref",
+    Peer("causal_conv1d ref", "causal_conv1d", _CONV, _TAPS, "causal_conv1d_ref", _causal_conv1d),
+    Peer("causal_conv1d ref", "causal_conv1d_update", _CONV, _TAPS, "causal_conv1d_update_ref",
+         _causal_conv1d_update),
+    Peer("mamba_ssm ref", "mamba_inner", _SSM, _SCAN, "mamba_inner_ref", _mamba_ssm_inner),
+)  # fmt: skip
+_GPU_PEERS = (
+    Peer("mamba_ssm", "selective_scan", _SSM, _SCAN, "selective_scan_fn", _mamba_ssm_scan),
+    _MAMBAPY,
+    Peer("mamba_ssm", "selective_state_update", _SSM, _STEP, "selective_state_update",
+         _mamba_ssm_update),
+    Peer("causal_conv1d", "causal_conv1d", _CONV, "causal_conv1d", "causal_conv1d_fn",
          _causal_conv1d),
-    Peer("causal_conv1d ref", "causal_conv1d_update", "causal_conv1d", _CONV,
-         "causal_conv1d_update_ref", _causal_conv1d_update),
-    Peer("mamba_ssm ref", "mamba_inner", "mamba_ssm", _SCAN, "mamba_inner_ref", _mamba_ssm_inner),
+    Peer("causal_conv1d", "causal_conv1d_update", _CONV, "causal_conv1d", "causal_conv1d_update",
+         _causal_conv1d_update),
+    Peer("mamba_ssm", "mamba_inner", _SSM, _SCAN, "mamba_inner_fn", _mamba_ssm_inner),
 )  # fmt: skip

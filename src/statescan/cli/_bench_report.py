@@ -36,6 +36,12 @@ svg { max-width: 100%; height: auto; }
 """
 
 
+_FLOORS = (
+    "<p>A floor is the larger of two times: every byte moved once at the speed of a copy on this "
+    "GPU, and every exponential once at the speed of that unit.</p>"
+)
+
+
 def import_figure() -> Any:
     """matplotlib's Figure, or an error that says how to get it."""
     try:
@@ -89,8 +95,11 @@ def _draw_panel(axis: Any, title: str, rows: Sequence[Mapping[str, Any]]) -> Non
     if not is_model:
         ratios = [f"  ({render.figure(row['times_naive'])}x)" for row in rows]
         labels = [label + ratio for label, ratio in zip(labels, ratios, strict=True)]
+    if "floor_ms" in rows[0]:
+        axis.axvline(rows[0]["floor_ms"], color="#a11", linewidth=1, linestyle="--")
     axis.bar_label(bars, labels=labels, padding=6, fontsize=8)
     better = "more is better" if is_model else "less is better; × naive in brackets"
+    better += "; dashed: floor" if "floor_ms" in rows[0] else ""
     axis.set_title(title, loc="left", fontsize=9, fontweight="bold")
     axis.set_xlabel(f"{unit} ({better})", fontsize=8)
     axis.set_xlim(0, max(v + s for v, s in zip(values, spreads, strict=True)) * 1.25)
@@ -129,6 +138,7 @@ def page(document: Mapping[str, Any]) -> str:
         "<p>All versions of a group ran in turns in one process. A time is the median of its "
         "samples; ± is half the distance from the first to the third quartile. Before a version "
         "was timed, its results at these sizes were compared with a float64 reference.</p>",
+        _FLOORS if any("floor_ms" in row for row in document["timings"]) else "",
         # A closing tag inside the data would end the element.
         '<script type="application/json" id="data">',
         json.dumps(document, ensure_ascii=False).replace("</", "<\\/"),
@@ -146,10 +156,11 @@ def _versions(document: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def _caption(document: Mapping[str, Any]) -> str:
     machine = document["machine"]
+    gpu = f"{machine['gpu']}, CUDA {machine['cuda']}, " if machine.get("gpu") else ""
     return (
-        f"statescan {machine['statescan']}, torch {machine['torch']}, Python {machine['python']}, "
-        f"{machine['processor']}, {machine['threads']} of {machine['cpus']} CPUs, "
-        f"{document['date']}"
+        f"{gpu}statescan {machine['statescan']}, torch {machine['torch']}, "
+        f"Python {machine['python']}, {machine['processor']}, "
+        f"{machine['threads']} of {machine['cpus']} CPUs, {document['date']}"
     )
 
 
@@ -166,14 +177,17 @@ def _results(timings: Sequence[Mapping[str, Any]]) -> list[str]:
 def _timing_table(rows: Sequence[Mapping[str, Any]]) -> str:
     is_model = rows[0]["op"] == "model"
     own = ("tokens/s", "ms/token") if is_model else ("ms", "× naive")
-    headers = ("", "version", own[0], "±", "samples", own[1])
+    with_floor = "floor_ms" in rows[0]
+    headers = ["", "version", own[0], "±", "samples", own[1]]
+    headers += ["of floor"] if with_floor else []
     lines = []
     for title, group in groups(rows):
         for number, row in enumerate(group):
             value = row["tokens_per_s" if is_model else "ms"]
             last = _number(row["ms"] / row["tokens"]) if is_model else _number(row["times_naive"])
             spread = f"{row['spread']:.0%}" if row["samples"] > 1 else "one call"
-            cells = (_number(value), spread, str(row["samples"]), last)
+            cells = [_number(value), spread, str(row["samples"]), last]
+            cells += [f"{value / row['floor_ms']:.2f}×"] if with_floor else []
             numbers = "".join(f'<td class="n">{html.escape(cell)}</td>' for cell in cells)
             kind = row["kind"] + (" first" if number == 0 else "")
             head = html.escape(title if number == 0 else "")

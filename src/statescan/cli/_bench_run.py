@@ -16,6 +16,7 @@ import torch
 from statescan.cli import render
 from statescan.cli._bench_peers import peers_of
 from statescan.cli._gate import check_peer, check_workload
+from statescan.cli._roofline import Ceilings, floor_ms
 from statescan.cli._timing import Timing, time_in_turns
 from statescan.cli._workloads import Call, make_workload, run
 from statescan.dispatch import all_backends, backend_named
@@ -29,6 +30,9 @@ SIZES_OF = {
     "mamba_inner": ("batch", "dim", "seqlen", "dstate", "width"),
 }
 """The sizes that each op has."""
+
+_OTHERS = {"cpu": "cuda", "cuda": "cpu"}
+"""By kind of device, the backend whose kernels are for the other kind."""
 
 _TINY = {"batch": 1, "dim": 2, "seqlen": 2, "dstate": 2, "width": 2}
 
@@ -56,7 +60,9 @@ class Findings:
         return all(gate["passed"] for gate in self.gates)
 
 
-def chosen_backends(names: Sequence[str] | None, findings: Findings) -> list[str]:
+def chosen_backends(
+    names: Sequence[str] | None, findings: Findings, device_type: str = "cpu"
+) -> list[str]:
     """The backends to time: those named, or all that are usable, in the order of asking."""
     if names:
         for name in names:
@@ -65,7 +71,7 @@ def chosen_backends(names: Sequence[str] | None, findings: Findings) -> list[str
         return list(dict.fromkeys(names))
     usable = []
     for backend in all_backends():
-        if not backend.automatic:
+        if not backend.automatic or backend.name == _OTHERS[device_type]:
             continue
         available = backend.availability()
         if available.ok:
@@ -89,6 +95,8 @@ def bench_op(
     forced: bool,
     seconds: float,
     findings: Findings,
+    device: torch.device,
+    ceilings: Ceilings | None = None,
 ) -> Iterator[list[dict[str, Any]]]:
     """Fill ``findings``, and yield the timings of each direction as soon as they are there.
 
@@ -100,20 +108,22 @@ def bench_op(
         forced: Whether the backends were named: then a refusal is an error, not a remark.
         seconds: For each row of versions.
         findings: Receives gates, peers, refusals, timings and rows.
+        device: Where to run.
+        ceilings: What the device can do at most, for floors; None where nobody measured it.
     """
     dtype = getattr(torch, dtype_name)
-    workload = make_workload(op, sizes, dtype)
+    workload = make_workload(op, sizes, dtype, device)
     calls: dict[str, Call] = {"naive": workload.version("naive")}
     kinds = {"naive": "peer"}
-    for name in _willing(op, dtype, backends, forced, findings):
+    for name in _willing(op, dtype, backends, forced, findings, device):
         render.status(f"checking {op} on {name}")
-        gate = check_workload(op, sizes, dtype_name, name)
+        gate = check_workload(op, sizes, dtype_name, name, device)
         findings.gates.append(gate)
         if gate["passed"]:
             calls[gate["backend"]] = workload.version(gate["backend"])
             kinds[gate["backend"]] = "backend"
     if "backend" in kinds.values() and with_peers:
-        for name, call in _peers(op, sizes, dtype_name, findings):
+        for name, call in _peers(op, sizes, dtype_name, findings, device):
             calls[name], kinds[name] = call, "peer"
     render.status()
     if "backend" not in kinds.values():
@@ -123,10 +133,12 @@ def bench_op(
             continue
         render.status(f"timing {op} {direction}")
         works = {n: partial(run, call, workload.inputs, direction) for n, call in calls.items()}
-        found = time_in_turns(works, seconds)
+        found = time_in_turns(works, seconds, device=device)
         render.status()
         base = {"op": op, "direction": direction, **{n: sizes[n] for n in SIZES_OF[op]}}
         base |= {"layout": "channel-first", "dtype": dtype_name}
+        if ceilings is not None:
+            base["floor_ms"] = floor_ms(workload, sizes, direction, ceilings)
         timings = [_timing(base, name, kinds[name], timing) for name, timing in found.items()]
         for timing in timings:
             timing["times_naive"] = found["naive"].median * 1e3 / timing["ms"]
@@ -168,10 +180,15 @@ def pair_rows(base: Mapping[str, Any], timings: Sequence[dict[str, Any]]) -> lis
 
 
 def _willing(
-    op: str, dtype: torch.dtype, backends: Sequence[str], forced: bool, findings: Findings
+    op: str,
+    dtype: torch.dtype,
+    backends: Sequence[str],
+    forced: bool,
+    findings: Findings,
+    device: torch.device,
 ) -> list[str]:
     """The backends that run this op in this dtype; the others are noted with their reason."""
-    tiny = make_workload(op, _TINY, dtype)
+    tiny = make_workload(op, _TINY, dtype, device)
     willing = []
     for name in backends:
         try:
@@ -189,15 +206,15 @@ def _willing(
 
 
 def _peers(
-    op: str, sizes: Mapping[str, int], dtype_name: str, findings: Findings
+    op: str, sizes: Mapping[str, int], dtype_name: str, findings: Findings, device: torch.device
 ) -> Iterator[tuple[str, Call]]:
     """The peers that can be imported and compute the same; the others with their reason."""
-    for peer in peers_of(op):
+    for peer in peers_of(op, device.type):
         render.status(f"checking {peer.name}")
         call, reason = peer.load()
         reason = f"not importable: {reason}" if call is None else ""
         if call is not None:
-            reason = check_peer(op, sizes, dtype_name, call)
+            reason = check_peer(op, sizes, dtype_name, call, device)
         row = {"peer": peer.name, "op": op, "package": peer.package, "version": peer.version()}
         findings.peers.append(row | {"timed": not reason, "reason": reason})
         if call is not None and not reason:

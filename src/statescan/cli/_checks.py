@@ -28,13 +28,17 @@ QUICK_CASES: dict[str, tuple[str, ...]] = {
 
 
 def check_op(
-    op: str, backend: str, dtype_name: str, names: Sequence[str] | None = None
+    op: str,
+    backend: str,
+    dtype_name: str,
+    names: Sequence[str] | None = None,
+    device: torch.device | str = "cpu",
 ) -> dict[str, Any]:
     """Run cases of an op, all or those named; a crash is a failed verdict, not the end."""
     cases = None if names is None else [get_case(op, name) for name in names]
     row: dict[str, Any] = {"op": op, "backend": backend, "dtype": dtype_name}
     try:
-        verdict = run_op(op, getattr(torch, dtype_name), backend=backend, cases=cases)
+        verdict = run_op(op, getattr(torch, dtype_name), device, backend, cases=cases)
     except Exception as error:  # noqa: BLE001, whatever a broken kernel raises belongs in the table
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         return row | _numbers(None) | {"passed": False, "error": reason}

@@ -26,16 +26,20 @@ _NAIVE_LIMIT = {"float64": 1e-9, "float32": 1e-3, "bfloat16": 0.3, "float16": 0.
 
 
 def check_workload(
-    op: str, sizes: Mapping[str, int], dtype_name: str, backend: str
+    op: str,
+    sizes: Mapping[str, int],
+    dtype_name: str,
+    backend: str,
+    device: torch.device | str = "cpu",
 ) -> dict[str, Any]:
     """One row: op, backend that runs it, passed, error."""
     dtype = getattr(torch, dtype_name)
-    row = check_op(op, backend, dtype_name)
-    row["backend"] = _runs_on(op, backend)
+    row = check_op(op, backend, dtype_name, device=device)
+    judged = {**sizes, "seqlen": min(sizes["seqlen"], _LONGEST)}
+    workload = make_workload(op, judged, dtype, device)
+    row["backend"] = _runs_on(workload, backend)
     if not row["passed"]:
         return row
-    judged = {**sizes, "seqlen": min(sizes["seqlen"], _LONGEST)}
-    workload = make_workload(op, judged, dtype)
     for direction in workload.directions:
         problem = _compare(workload, direction, dtype, dtype_name, backend)
         if problem:
@@ -43,10 +47,16 @@ def check_workload(
     return row
 
 
-def check_peer(op: str, sizes: Mapping[str, int], dtype_name: str, call: Call) -> str:
+def check_peer(
+    op: str,
+    sizes: Mapping[str, int],
+    dtype_name: str,
+    call: Call,
+    device: torch.device | str = "cpu",
+) -> str:
     """Why another package's call must not be timed, "" when it computes the same."""
     judged = {**sizes, "seqlen": min(sizes["seqlen"], _LONGEST)}
-    workload = make_workload(op, judged, getattr(torch, dtype_name))
+    workload = make_workload(op, judged, getattr(torch, dtype_name), device)
     for direction in workload.directions:
         exact = _results(workload.in_double(), "reference", direction)
         try:
@@ -91,8 +101,9 @@ def _results(workload: Workload, version: str | Call, direction: str) -> dict[st
     return results
 
 
-def _runs_on(op: str, backend: str) -> str:
+def _runs_on(workload: Workload, backend: str) -> str:
     """Name of the backend that ``backend=`` means here."""
     from statescan.ops import explain
 
-    return explain(op, backend=backend).chosen or backend
+    asked = explain(workload.op, **workload.inputs, **workload.options, backend=backend)
+    return asked.chosen or backend

@@ -17,9 +17,10 @@ import statescan
 from statescan.backends import native
 
 
-def describe_machine() -> dict[str, Any]:
-    """Facts by name, ready for JSON."""
+def describe_machine(device: torch.device | None = None) -> dict[str, Any]:
+    """Facts by name, ready for JSON; of a GPU too where that is what is measured."""
     library = native.status().library
+    on_gpu = device is not None and device.type == "cuda"
     return {
         "statescan": statescan.__version__,
         "torch": torch.__version__,
@@ -29,13 +30,16 @@ def describe_machine() -> dict[str, Any]:
         "cpus": _usable_cpus(),
         "threads": torch.get_num_threads(),
         "native_isa": library.isa if library else None,
+        "gpu": torch.cuda.get_device_name(device) if on_gpu else None,
+        "cuda": torch.version.cuda if on_gpu else None,
     }
 
 
 def summary(machine: dict[str, Any]) -> str:
     """The facts in one sentence."""
+    gpu = f"{machine['gpu']}, CUDA {machine['cuda']}, " if machine["gpu"] else ""
     return (
-        f"statescan {machine['statescan']}, torch {machine['torch']}, "
+        f"{gpu}statescan {machine['statescan']}, torch {machine['torch']}, "
         f"Python {machine['python']}, {machine['system']}, {machine['processor']}, "
         f"{machine['threads']} of {machine['cpus']} CPUs used"
     )

@@ -105,7 +105,8 @@ def _state_space(sizes: Mapping[str, int], normal: Normal, wide: torch.dtype) ->
     """A, D and dt_bias as models have them: rates 1 to dstate, steps of 0.001 to 0.1."""
     dim, dstate = sizes["dim"], sizes["dstate"]
     # Made from a draw of zero variance, so that they land on the device of the others.
-    rates = normal(dim, dstate, to=wide) * 0 - torch.arange(1, dstate + 1, dtype=wide)
+    blank = normal(dim, dstate, to=wide) * 0
+    rates = blank - torch.arange(1, dstate + 1, dtype=wide, device=blank.device)
     steps = torch.exp(normal(dim, to=wide).clamp(-2, 2) + math.log(0.01))
     return {"A": rates, "D": normal(dim, to=wide), "dt_bias": torch.log(torch.expm1(steps))}
 

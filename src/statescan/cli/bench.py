@@ -16,12 +16,16 @@ from statescan.backends.base import ALL_OPS
 from statescan.cli import options, render
 
 if TYPE_CHECKING:
+    import torch
+
     from statescan.cli._bench_run import Findings
+    from statescan.cli._roofline import Ceilings
 
 DEFAULT_SIZES = {"batch": 1, "dim": 1536, "seqlen": 512, "dstate": 16, "width": 4}
 MODEL = "model"
 _WIDTHS = (22, 7, 18, 14, 9)
 _OP_HEADERS = ("op", "way", "version", "ms", "speed")
+_FLOOR = "of floor"
 _MODEL_HEADERS = ("model", "way", "version", "tokens/s", "ms/token")
 _PLOT_SUFFIXES = (".png", ".svg", ".pdf")
 
@@ -29,7 +33,7 @@ _PLOT_SUFFIXES = (".png", ".svg", ".pdf")
 def configure_parser(subparsers: options.Subparsers) -> None:
     """Add the command."""
     parser = options.add_command(
-        *(subparsers, "bench", execute, "Time ops and a model on the CPU against other ways."),
+        *(subparsers, "bench", execute, "Time ops and a model, on CPU or GPU, against other ways."),
         "Each row is one version: the naive algorithm, every usable backend, and every peer that\n"
         "can be imported (mamba_ssm, causal_conv1d, mambapy, transformers); the others are named\n"
         "with the reason. All versions run in turns in one process. Times are medians, the spread\n"
@@ -39,7 +43,10 @@ def configure_parser(subparsers: options.Subparsers) -> None:
         "is 1 if it is ours.\n\n"
         "At the default sizes the naive backward takes a minute or more for each of two ops;\n"
         "--direction fwd leaves it out.\n\n"
-        "A time without a spread is a single call.",
+        "A time without a spread is a single call.\n\n"
+        "With --device cuda the peers are the originals' kernels, times are those of queued calls\n"
+        "from an idle GPU to an idle GPU, and each op has its floor: every byte moved once at the\n"
+        "speed of a copy, measured at the start, every exponential once at that unit's speed.",
     )
     parser.add_argument(
         *("ops",),
@@ -61,6 +68,12 @@ def configure_parser(subparsers: options.Subparsers) -> None:
 
 
 def _add_what(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        *("--device",),
+        default="cpu",
+        metavar="NAME",
+        help="cpu, cuda, or one of several as cuda:1 (default: cpu)",
+    )
     parser.add_argument(
         *("--dtype",),
         type=options.dtype_name,
@@ -121,12 +134,14 @@ def execute(args: argparse.Namespace) -> int:
     names = _chosen(args.ops)
     _check_files(args)
     options.set_threads(args.threads)
+    device = options.torch_device(args.device)
     from statescan.cli._bench_run import Findings, chosen_backends
     from statescan.cli._machine import describe_machine, summary
 
-    machine = describe_machine()
+    machine = describe_machine(device)
     findings = Findings()
-    backends = chosen_backends(args.backend, findings)
+    backends = chosen_backends(args.backend, findings, device.type)
+    ceilings = _ceilings(device, names)
     if not args.json:
         render.wrap(summary(machine))
         render.say(", ".join([args.dtype, *[f"{n} {getattr(args, n)}" for n in DEFAULT_SIZES]]))
@@ -134,16 +149,16 @@ def execute(args: argparse.Namespace) -> int:
     for position, name in enumerate(names):
         if not args.json and (table is None or name == MODEL):
             render.say()
-            headers = _MODEL_HEADERS if name == MODEL else _OP_HEADERS
-            table = render.GrowingTable(headers, _WIDTHS, right=(3, 4))
+            table = _table(name == MODEL, ceilings is not None)
         gates = len(findings.gates)
-        for timings in _timings(name, args, backends, findings):
+        for timings in _timings(name, args, backends, findings, device, ceilings):
             if table is not None:
                 _add_rows(table, timings)
         if table is not None:
             for gate in findings.gates[gates:]:
                 if not gate["passed"]:
-                    table.add(name, "-", gate["backend"], "FAILED", "-")
+                    floor = ("-",) if ceilings is not None and name != MODEL else ()
+                    table.add(name, "-", gate["backend"], "FAILED", "-", *floor)
         render.status(f"{position + 1} of {len(names)} done")
     render.status()
     date = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
@@ -153,6 +168,22 @@ def execute(args: argparse.Namespace) -> int:
     _write_files(args, document)
     _remarks(findings)
     return 0 if findings.passed else 1
+
+
+def _ceilings(device: torch.device, names: list[str]) -> Ceilings | None:
+    """Of a GPU; nobody needs them where only the model is timed."""
+    if device.type != "cuda" or names == [MODEL]:
+        return None
+    from statescan.cli._roofline import measure_ceilings
+
+    return measure_ceilings(device)
+
+
+def _table(of_model: bool, with_floor: bool) -> render.GrowingTable:
+    headers = _MODEL_HEADERS if of_model else _OP_HEADERS
+    if with_floor and not of_model:
+        return render.GrowingTable((*headers, _FLOOR), (*_WIDTHS, 9), right=(3, 4, 5))
+    return render.GrowingTable(headers, _WIDTHS, right=(3, 4))
 
 
 def _chosen(names: list[str]) -> list[str]:
@@ -190,7 +221,12 @@ def _check_files(args: argparse.Namespace) -> None:
 
 
 def _timings(
-    name: str, args: argparse.Namespace, backends: list[str], findings: Findings
+    name: str,
+    args: argparse.Namespace,
+    backends: list[str],
+    findings: Findings,
+    device: torch.device,
+    ceilings: Ceilings | None,
 ) -> Iterator[list[dict[str, Any]]]:
     common: dict[str, Any] = {
         "backends": backends,
@@ -198,6 +234,7 @@ def _timings(
         "forced": bool(args.backend),
         "seconds": args.seconds,
         "findings": findings,
+        "device": device,
     }
     if name == MODEL:
         from statescan.cli._bench_model import bench_model
@@ -209,7 +246,8 @@ def _timings(
         from statescan.cli._bench_run import bench_op
 
         sizes = {size: getattr(args, size) for size in DEFAULT_SIZES}
-        yield from bench_op(name, sizes, args.dtype, only=args.direction, **common)
+        given = common | {"ceilings": ceilings}
+        yield from bench_op(name, sizes, args.dtype, only=args.direction, **given)
 
 
 def _write_files(args: argparse.Namespace, document: dict[str, Any]) -> None:
@@ -252,7 +290,8 @@ def _add_rows(table: render.GrowingTable, timings: list[dict[str, Any]]) -> None
             value, last = _shown(row["ms"], row), f"{render.figure(row['times_naive'])}x"
         # The group's name stands once, so that groups can be told apart at a glance.
         heads = (first, way) if number == 0 else ("", "")
-        table.add(*heads, row["version"], value, last)
+        floor = (f"{row['ms'] / row['floor_ms']:.2f}x",) if "floor_ms" in row else ()
+        table.add(*heads, row["version"], value, last, *floor)
 
 
 def _shown(value: float, row: dict[str, Any]) -> str:

@@ -60,7 +60,7 @@ def load_model(
     Args:
         source: Folder with config.json and model.safetensors, its shards, or pytorch_model.bin; or
             the id of such a checkpoint on the Hugging Face hub, as in "state-spaces/mamba-130m".
-        device: Where to put the parameters; default the CPU.
+        device: Where to put the parameters; default torch's default device, usually the CPU.
         dtype: Convert to it, except the state-space parameters; default as stored.
         revision: Branch, tag or commit on the hub; default its main branch.
 
@@ -78,7 +78,9 @@ def load_model(
     model = _empty_model(folder, config)
     model.load_state_dict(tensors, strict=False, assign=True)
     model.tie_weights()
-    return model.to(device=device, dtype=dtype).eval()
+    # Asked by making a tensor: the default may be set for good or by a `with` of torch.device.
+    place = torch.empty(0).device if device is None else device
+    return model.to(device=place, dtype=dtype).eval()
 
 
 def save_model(

@@ -38,7 +38,7 @@ def load_embedded(
     """The embedded model, in evaluation mode, and its tokenizer.
 
     Args:
-        device: Default the CPU.
+        device: Default torch's default device, usually the CPU.
         dtype: float32 by default, though the weights are stored in bfloat16; None keeps them so.
     """
     folder = embedded_directory()

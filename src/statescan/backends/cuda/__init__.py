@@ -26,8 +26,6 @@ class CudaBackend(Backend):
     """Runs real-valued calls on NVIDIA GPUs in float32, bfloat16 and float16."""
 
     name = "cuda"
-    # Until its whole GPU suite has passed (docs/measured-facts.md): forced, never chosen.
-    automatic = False
     modules: Mapping[str, str] = ALL_OPS
     _code: Support | None = None
 
