@@ -148,7 +148,7 @@ def test_of_a_long_line_the_two_ends_are_read():
 
 
 def test_similar_lines_do_not_keep_a_signature_busy(monkeypatch):
-    monkeypatch.setattr(scan, "_MOST_LINES", 1000)
+    monkeypatch.setattr(scan, "_IN_VAIN", 1000)
     source = random.Random(1)
     words = ["error:", "No such file", "nvcc", "undefined symbol", "torch", "not found", "import"]
     flood = "\n".join(

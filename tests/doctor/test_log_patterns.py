@@ -19,7 +19,6 @@ from statescan.doctor.logs.signatures import (
 )
 
 ROWS = signatures()
-ROOTS = [root.encode() for root in catalog.load("patterns")["roots"]]
 INDEX = Index(ROWS)
 HOSTILE = ("{0}", "{0} ", "{0}(", "{0}:", "'{0}", "/{0}", "a-{0}", "[1/2] {0}", ".so: {0}")
 AROUND = ("a", " ", "/", "x.", "_Z", "0", "\\", '"', "'a", ": ", "=1.", "错误：", "(1, ")
@@ -59,20 +58,43 @@ def test_what_explains_what_names_problems():
 
 
 @pytest.mark.parametrize("row", ROWS, ids=names())
-def test_every_literal_is_found_by_its_root(row: Signature):
+def test_every_literal_is_found_alone_and_within_a_line(row: Signature):
     for literal in row.literals:
         plain = without_digits(literal)
-        found = [root for root in INDEX.roots if root in plain]
-        assert any(root in ROOTS for root in found), literal
-        assert INDEX.may_match(found, plain)
-        assert row in INDEX.candidates(found, literal)
+        for line in (plain, b"_" + plain + b"_", "错 ".encode() + plain + b" x"):
+            assert literal in INDEX.holding([b"before", line, b"after"])[line], line
+        assert row in INDEX.candidates([literal], b"a " + literal)[literal]
 
 
-def test_dropped_signature_is_looked_for_no_more():
-    index = Index(ROWS)
+def test_literals_are_found_where_others_overlap_them():
+    plain = {without_digits(literal) for row in ROWS for literal in row.literals}
+    line = b"".join(sorted(plain))
+    literals = {literal for row in ROWS for literal in row.literals}
+    assert set(INDEX.holding([line])[line]) == literals
+
+
+def test_a_dropped_signature_is_looked_for_no_more():
     row = next(row for row in ROWS if row.id == "ptxas")
+    index = Index(ROWS)
     index.drop(row)
-    assert row not in index.candidates(index.roots, b"ptxas info")
+    for literal in row.literals:
+        assert row not in index.candidates([literal], literal)[literal]
+    alone = Index([row])
+    line = without_digits(row.literals[0])
+    assert alone.holding([line])
+    alone.drop(row)
+    assert alone.holding([line]) == {}
+
+
+def test_a_spent_literal_comes_back():
+    row = next(row for row in ROWS if row.id == "ptxas")
+    index, literal = Index([row]), row.literals[0]
+    line = without_digits(literal)
+    for other in row.literals:
+        index.spend(other)
+    assert index.holding([line]) == {}
+    index.revive()
+    assert literal in index.holding([line])[line]
 
 
 def hostile_lines(literal: str):

@@ -32,6 +32,30 @@ REDACT = redactor({"/home/bob": "~", "bob": "USER", "node17": "HOST"})
         ("Authorization: Bearer abc.def.ghi", "Authorization: Bearer ***"),
         ("key ghp_abcdefghijklmnop1234 here", "key *** here"),
         ("write to alice.b@example.com now", "write to MAIL now"),
+        ("http://alice:pa/ss@host.org/x", "http://***@host.org/x"),
+        ("http://alice:p@ss@host.org/simple", "http://***@host.org/simple"),
+        ("http_proxy=http://bob:p:w@proxy:3128", "http_proxy=http://***@proxy:3128"),
+        ("GITHUB_TOKEN=" + "a1" * 200, "GITHUB_TOKEN=***"),
+        ("HF_TOKEN=hf_x9", "HF_TOKEN=***"),
+        ('API_KEY="my secret value"', 'API_KEY="***"'),
+        ("PASSWORD='a b c'", "PASSWORD='***'"),
+        ("password = hunter2", "password = ***"),
+        ("password: hunter2", "password: ***"),
+        ('Authorization: Digest username="bob", response="6629"', "Authorization: Digest ***"),
+        ("AKIAIOSFODNN7EXAMPLE", "***"),
+        ("aws_secret_access_key=wJalrX/K7MDENG/bPxRfi", "aws_secret_access_key=***"),
+        ("machine a.org login carl password s3cr3t", "machine a.org login carl password ***"),
+        ("curl -u carl:hunter2 https://x", "curl -u carl:*** https://x"),
+        ("Cookie: session=abc123", "Cookie: ***"),
+        (r"c:\users\carl\x", r"c:\users\USER\x"),
+        ("mail bob.smith@corp.example.com.", "mail MAIL."),
+        ("contact bob@corp.com: now", "contact MAIL: now"),
+        ("server 203.0.113.7:8080", "server IP:8080"),
+        ("connect to 2001:db8::8a2e:370:7334 failed", "connect to IP failed"),
+        ("inet6 fe80::1", "inet6 IP"),
+        ("carl@workstation:~/x$ ls", "USER@HOST:~/x$ ls"),
+        ("(base) carl@gpu-box:~$ pip", "(base) USER@HOST:~$ pip"),
+        ('{"api_key": "v4lue", "user": "carl"}', '{"api_key": "***", "user": "USER"}'),
     ],
 )
 def test_taken_out(text, shown):
@@ -52,6 +76,16 @@ def test_taken_out(text, shown):
         "tokenizers 0.21.4, tokenization of the prompt",
         "export PATH=$CUDA_HOME/bin:$PATH",
         "line 12: error: expected ';' before '}' token",
+        "docker run -u 1000:1000 image",
+        "npm i pkg@1.2.3",
+        "git+https://github.com/a/b@v1.2.3",
+        "/data/models/x",
+        "unexpected token abcd",
+        "sk-learn-contrib",
+        "sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
+        "12:34:56.789 at::Tensor c10::Error std::__cxx11::basic_string<char>",
+        "driver 550.54.14, version 1.2.3.4",
+        "--index-url https://download.pytorch.org/whl/cu121",
     ],
 )
 def test_left_alone(text):
@@ -63,8 +97,15 @@ def test_whole_documents_are_redacted():
     assert REDACT(document) == {"path": "~/x", "rows": [{"USER": ["/Users/USER/y", 3, None, True]}]}
 
 
+PIECES = (
+    *("a:b@", "token=", "https://" + "x" * 200, "/home/" * 3, "x.y@z.", "-" * 40, "a_-", "0", "'"),
+    *("password ", "bob@h:", "1.", "::", "ghp_", "Bearer ", '{"a":', "login a password ", "-u a:"),
+    *("://", "@", "%", "u:p@h/", "2001:", "cookie: "),
+)
+
+
 def test_a_megabyte_of_lookalikes_ends_quickly():
     began = time.process_time()
-    for piece in ("a:b@", "token=", "https://" + "x" * 200, "/home/" * 3, "x.y@z.", "-" * 40):
+    for piece in PIECES:
         REDACT(piece * (1_000_000 // len(piece)))
     assert time.process_time() - began < 30

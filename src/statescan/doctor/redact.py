@@ -2,7 +2,8 @@
 """Takes names of people and machines, and secrets, out of a document before it is shown to others.
 
 Works on JSON data, on text, and on the doctor's own results before they are laid out in lines:
-a secret that is broken over two lines would not be recognised. Forms are ``redact_patterns``'s.
+a secret that is broken over two lines would not be recognised. Forms are ``redact_patterns``'s
+and ``redact_addresses``'.
 """
 
 from __future__ import annotations
@@ -17,15 +18,17 @@ from typing import Any
 
 from statescan.doctor import redact_patterns as patterns
 from statescan.doctor.model import Fact, Facts, Problem
+from statescan.doctor.redact_addresses import hide_addresses
 
 _MOST_NAMES = 32
 """Names that are learned from one document; more would cost more time for each word of it."""
-_WORDS = frozenset(
-    "art may max mark will grace rose pat bill test data main work build source wheel compile "
-    "install load import run error ok none file line name path python torch cuda nvidia nvcc gcc "
-    "pip conda mamba triton transformers statescan linux windows macos bash powershell cmd gpu cpu "
-    "app apps project projects models model tmp venv env bin lib include src share local opt usr "
-    "var etc workspace guide docs index html dev the and for not all new".split()
+_WORDS = patterns.words(
+    "art may max mark will grace rose pat bill test data main work build source wheel "
+    "compile install load import run error ok none file line name path python torch cuda "
+    "nvidia nvcc gcc pip conda mamba triton transformers statescan linux windows macos "
+    "bash powershell cmd gpu cpu app apps project projects models model tmp venv env bin "
+    "lib include src share local opt usr var etc workspace guide docs index html dev the "
+    "and for not all new"
 )
 """Words of documents that are also somebody's name: they are hidden only where one must stand."""
 _HARDWARE = re.compile(r"(?:[abhlptv]|gb|rtx|gtx|mi|sm_?|cu)\d+\w*", re.IGNORECASE)
@@ -96,7 +99,7 @@ class _Redactor:
         text = patterns.hide_credentials(text)
         if self._pattern is not None:
             text = self._pattern.sub(lambda match: self._known[match[0]], text)
-        return patterns.hide_addresses(patterns.hide_owners(text), label)
+        return hide_addresses(patterns.hide_owners(text), label)
 
     def _walk(self, value: Any, label: str, secret: bool) -> Any:
         """Redact one value.

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The forms of credentials, names and addresses in a piece of text, and what stands for each.
+"""The forms of credentials and names in a piece of text, and what stands for each.
 
-Works on one string; documents, and what this machine is called, are ``redact``'s. Every pattern
+Works on one string; documents, and what this machine is called, are ``redact``'s, addresses of
+machines ``redact_addresses``'. Every pattern
 either starts at a place that cannot lie inside its own match or has a bound, so time is linear.
 """
 
@@ -9,6 +10,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+
+
+def words(text: str) -> frozenset[str]:
+    """The words of a text, for lists that read better as one."""
+    return frozenset(text.split())
+
 
 HIDDEN = "***"
 
@@ -28,7 +35,8 @@ _SECRET_KEY = re.compile(rf"(?i){_NAME}|authorization")
 _GAP = r"[ \t]{0,4}"
 _QUOTE = r"\\{0,3}[\"']"
 _PLAIN = r"(?:[^\s&;'\"]|['\"](?=\w))+"
-_VALUE = rf"(?:(?P<quote>{_QUOTE})(?P<quoted>[^\n]*?)(?P<end>(?<!\\)(?P=quote)|$)|(?P<plain>{_PLAIN}))"
+_QUOTED = rf"(?P<quote>{_QUOTE})(?P<quoted>[^\n]*?)(?P<end>(?<!\\)(?P=quote)|$)"
+_VALUE = rf"(?:{_QUOTED}|(?P<plain>{_PLAIN}))"
 _PAIR = re.compile(
     rf"(?im)(?P<head>(?P<key>{_KEY})(?P<keyend>(?:{_QUOTE})?){_GAP}"
     rf"(?P<sign>:=|=>|=(?!=)|:(?!:)){_GAP}){_VALUE}"
@@ -42,9 +50,9 @@ _NO_VALUE = re.compile(
     r"(?i:none|null|true|false)|\*{3}|\$\{.*|(?-i:\$[A-Z_][A-Z0-9_]*)|\$env:\w+|%\w+%|<.*"
     r"|(?:os\.)?(?:environ|getenv)\W.*"
 )
-_NO_ARGUMENT = frozenset(
-    "is are was must may can needs requires required or and for to option argument flag has not "
-    "with in".split()
+_NO_ARGUMENT = words(
+    "is are was must may can needs requires required or and for to option argument flag "
+    "has not with in"
 )
 _RANDOM = re.compile(r"(?=\D{0,40}\d)(?=[^A-Za-z]{0,40}[A-Za-z])\S{6,}|\S{20,}")
 
@@ -76,6 +84,14 @@ _FORMS = re.compile(
     r"|implementation|generation)[A-Za-z0-9]{10,}(?!\w))"
 )
 _BEARER = re.compile(r"(\bBearer )(?=[\w.~+/=-]{12})[\w.~+/=-]+")
+# netrc's login and password, curl's --user name:password, and what a browser is known by.
+_MORE = (
+    re.compile(r"(?i)(\blogin\s+\S{1,64}\s+(?:account\s+\S{1,64}\s+)?password\s+)\S+"),
+    re.compile(
+        r"((?<![\w-])(?:-u|--(?:proxy-)?user)[ \t=]+(?!\d+:\d+\b)[^\s:'\"$]{1,64}:)[^\s'\"$]+"
+    ),
+    re.compile(r"(?i)(\b(?:set-)?cookie:[ \t]*)[^\s'\"][^\n'\"]*"),
+)
 
 # Of an address: what stands before its last "@", with or without a password.
 _LOGIN = re.compile(
@@ -109,9 +125,9 @@ _PROMPTS = (
     re.compile(rf"(?m)^(?:\([\w.-]{{1,40}}\) )?{_LOGIN_NAME}(?= [~/][^\n$#%>@]{{0,80}}[$#%>])"),
     re.compile(rf"(?<=ssh ){_LOGIN_NAME}"),
 )
-KEPT_NAMES = frozenset(
-    "user users root home admin ubuntu debian runner localhost host mail conda jovyan linuxbrew "
-    "vscode docker container nobody public shared default guest".split()
+KEPT_NAMES = words(
+    "user users root home admin ubuntu debian runner localhost host mail conda jovyan "
+    "linuxbrew vscode docker container nobody public shared default guest"
 )
 """Accounts and hosts that tell nothing of anybody."""
 
@@ -120,11 +136,11 @@ _MAIL = re.compile(
     r"@(?!v?\d+(?:\.\d+)*\.(?:dev|post|rc|alpha|beta|final|pre|nightly)\b|self\.)"
     r"(?:[\w-]{1,63}\.){1,5}(?P<last>[A-Za-z]{2,24})(?![\w(@-]|\.\w)"
 )
-_NO_DOMAINS = frozenset(
-    "so py cu sh cpp cc hpp whl gz zip json txt log toml yml yaml weight bias grad data mt mh "
-    "service slice socket timer mount target png jpg".split()
+_NO_DOMAINS = words(
+    "so py cu sh cpp cc hpp whl gz zip json txt log toml yml yaml weight bias grad data mt "
+    "mh service slice socket timer mount target png jpg"
 )
-_DOMAINS = frozenset("com org net edu gov io ai de fr uk eu jp cn ch at nl es it ca us".split())
+_DOMAINS = words("com org net edu gov io ai de fr uk eu jp cn ch at nl es it ca us")
 
 
 def is_secret_name(name: str) -> bool:
@@ -143,7 +159,8 @@ def hide_credentials(text: str) -> str:
         text = _IN_QUOTES.sub(_hidden_value, text)
         text = _PAIR.sub(_hidden_pair, text)
         text = _OPTION.sub(_hidden_argument, text)
-    text = _BEARER.sub(rf"\1{HIDDEN}", text)
+    for pattern in (_BEARER, *_MORE):
+        text = pattern.sub(rf"\1{HIDDEN}", text)
     return _FORMS.sub(HIDDEN, text)
 
 
@@ -160,10 +177,10 @@ def _hidden_login(match: re.Match[str]) -> str:
     login = whole[3:-1]
     if _REFERENCE.fullmatch(login) or login in ("git", "hg", "svn"):
         return whole
-    if rest and _PORT_AND_PATH.match(rest):
-        # http://host:8080/a@b or http://alice:80/80@host.org: the dots tell which it is.
-        if "." in user or user == "localhost" or not match["named"]:
-            return whole
+    # http://host:8080/a@b or http://alice:80/80@host.org: the dots tell which it is.
+    is_host = "." in user or user == "localhost" or not match["named"]
+    if rest and _PORT_AND_PATH.match(rest) and is_host:
+        return whole
     return f"://{HIDDEN}@"
 
 
@@ -232,72 +249,3 @@ def _hidden_mail(match: re.Match[str]) -> str:
     if match.string[match.start() - 1 : match.start()] == "/" and labels[-1] not in _DOMAINS:
         return match[0]
     return "MAIL"
-
-
-_QUAD = re.compile(
-    r"(?<![\w.-])(?!127\.|0\.0\.0\.0|255\.255\.)(\d{1,3})\.(\d{1,3})\.(\d{1,3})\.(\d{1,3})"
-    r"(?![\w+-]|\.\w)(?P<port>:\d{2,5}(?![\w.:]))?"
-)
-_CLOUD_HOST = re.compile(r"\bip(?:-\d{1,3}){4}\b")
-_REQUIREMENT = re.compile(r"(?:[=~!<>]=|[\w\])][<>]) ?$")
-_VERSIONED = re.compile(
-    r"(?i)(?:v|ver|versions?|release|tag|driver|kernel|runtime|toolkit|build|wsl|package|wheel)$"
-    r"|[\w.\[-]*(?:version|release)$|(?:nv|cu|lib|nccl|tensor|trt|torch|python|triton|mkl|magma)"
-)
-_UPGRADE = re.compile(
-    r"(?i)version|upgrad|downgrad|updat|pinned|built|compiled|install|replac|nvidia|cuda|cu1\d"
-)
-_PLACE = re.compile(
-    r"(?i)(?:\w*[_-])?(?:host|hostname|ip|addr|address|inet|peer|server|proxy|nameserver|gateway)$"
-    r"|(?:bind|listen(?:ing)?|dns|ping|trying|resolved?|from|at|via|connect|ssh|endpoint)$"
-)
-_TOWARDS = re.compile(r"(?i)(?:connect|rout|sen[dt]|forward|bound|listen|resolv)")
-
-
-def hide_addresses(text: str, label: str = "") -> str:
-    """``text`` with ``IP`` for the addresses of machines; versions of four parts stay.
-
-    Args:
-        text: Any.
-        label: By what name the text goes, such as "version".
-    """
-    if text.count(".") < 3 and "ip-" not in text:
-        return text
-
-    def hidden(match: re.Match[str]) -> str:
-        start = match.start()
-        before = text[max(0, start - 48) : start] if start else f"{label}: "
-        if max(map(int, match.group(1, 2, 3, 4))) > 255 or not _is_address(match, before):
-            return match[0]
-        return f"IP{match['port'] or ''}"
-
-    return _CLOUD_HOST.sub("HOST", _QUAD.sub(hidden, text))
-
-
-def _is_address(match: re.Match[str], before: str) -> bool:
-    """By what stands around it: four numbers alone may be a version too."""
-    if before.endswith(("://", "\\\\", f"{HIDDEN}@", "|")) or match["port"]:
-        return True
-    if before.endswith("/") or (before[-2:].strip(" \t") and _REQUIREMENT.search(before)):
-        return False
-    words = before.replace("=", " ").replace(":", " ").replace("(", " ").split()[-2:]
-    last = words[-1].strip("\"'`,[]{}|") if words else ""
-    if _VERSIONED.match(last):
-        return False
-    if _is_private(int(match[1]), int(match[2])):
-        return not (last.lower() in ("from", "to", "at") and _UPGRADE.search(before))
-    if before.endswith("("):
-        # ping writes host.name (1.2.3.4).
-        return last.rpartition(".")[2].isalpha() and "." in last
-    if last.lower() == "to":
-        return len(words) == 2 and _TOWARDS.match(words[0]) is not None
-    return _PLACE.match(last) is not None and not _UPGRADE.search(before)
-
-
-def _is_private(first: int, second: int) -> bool:
-    return (
-        first == 10
-        or (first == 192 and second == 168)
-        or (first == 172 and 16 <= second <= 31)
-        or (first == 169 and second == 254)
-    )
