@@ -20,7 +20,8 @@ from statescan.backends.cuda.launch import launch
 from statescan.backends.cuda.tables.selective_state_update import (
     ANY_VECTORS,
     AXES,
-    FORMS,
+    CHANNELS,
+    HEAD_VECTORS,
     MOST_STATES,
     PAIRS,
     TABLES,
@@ -32,7 +33,11 @@ _FULL = ("A", "D", "dt_bias")
 _VECTORED = ("state", "start", "kept", "A", "B", "C")
 _VECTOR, _WARP = 4, 32
 _MOST_ROWS = 65535  # of the second axis of a grid
-_MOST_ROUNDS, _ENOUGH_WARPS = 4, 1 << 13
+_ENOUGH_WARPS = 1 << 13
+"""What fills the largest GPU once or twice; a warp has more rows or channels beyond that."""
+_MOST_CHANNELS = 64  # of a warp on the road of heads
+_HEAD_STATES = (64, 128, 256, 512)
+"""Where lanes share a channel evenly, at least 4 of them: fewer load in too small pieces."""
 
 
 class _Form(NamedTuple):
@@ -169,20 +174,23 @@ def describe(
     axes = _Axes(state, x, B, C)
     dstate, batch = state.shape[-1], x.shape[0]
     in_vectors = {name: _in_vectors(axes, name, tensors[name], fits) for name in _VECTORED}
-    instance, together = _choose(axes, tensors, lists[2], in_vectors)
-    lanes = min(_WARP, 1 << max(0, -(-dstate // _VECTOR) - 1).bit_length())
+    instance = _choose(axes, tensors, lists[2], in_vectors)
+    lanes = _lanes(instance, dstate)
     warp_channels = _WARP // lanes
     head_tiles, tile_channels = 0, 0
-    if together:
-        # A warp takes more channels, up to some rounds, as long as that leaves enough of them.
-        rounds = axes.head_channels // (warp_channels * together)
-        warps = batch * axes.num_heads * max(1, rounds)
-        rounds = max(1, min(_MOST_ROUNDS, rounds, warps // _ENOUGH_WARPS))
-        tile_channels = warp_channels * together * rounds
+    rows = batch
+    if "_any" in instance:
+        warps = -(-axes.num_heads * axes.head_channels // warp_channels)
+    else:
+        if instance.endswith("_heads"):
+            # B, C and the decay of a row serve all channels of a warp.
+            spare = batch * axes.num_heads * axes.head_channels // (_ENOUGH_WARPS * warp_channels)
+            tile_channels = warp_channels * max(1, min(spare, _MOST_CHANNELS // warp_channels))
+        else:
+            tile_channels = warp_channels * CHANNELS
         head_tiles = -(-axes.head_channels // tile_channels)
         warps = axes.num_heads * head_tiles
-    else:
-        warps = -(-axes.num_heads * axes.head_channels // warp_channels)
+        rows = min(batch, max(1, _ENOUGH_WARPS // warps))
     bits, list_strides = list_fields(*lists)
     fields = (
         *(stride for name in TABLES for stride in axes.strides(name, tensors[name])),
@@ -194,7 +202,7 @@ def describe(
         *(axes.B_heads, axes.C_heads, int(dt_softplus), int(A_is_log)),
         *(lanes, head_tiles, tile_channels),
     )
-    grid = (-(-warps // (THREADS // _WARP)), min(batch, _MOST_ROWS), 1)
+    grid = (-(-warps // (THREADS // _WARP)), min(rows, _MOST_ROWS), 1)
     return _Form(instance, grid, fields)
 
 
@@ -203,8 +211,8 @@ def _choose(
     tensors: dict[str, Tensor | None],
     accepted: Tensor | None,
     in_vectors: Mapping[str, bool],
-) -> tuple[str, int]:
-    """The instance, and the channels that a plain one has at once, else 0."""
+) -> str:
+    """The name of the instance."""
     state, x = tensors["state"], tensors["x"]
     assert state is not None and x is not None
     dstate, pair = state.shape[-1], (NAMES[state.dtype], NAMES[x.dtype])
@@ -217,19 +225,41 @@ def _choose(
         for name, tensor in tensors.items()
         if name not in ("state", "start")
     )
-    for vectors, together in FORMS if plain else ():
-        whole = vectors * _VECTOR * _WARP
-        # Lanes may have no states at all, but not some of several vectors.
-        if dstate == whole or (vectors == 1 and dstate < whole):
-            return f"{pair[0]}_{pair[1]}_vectors{vectors}", together
+    plain = plain and _within_32_bits(axes, tensors)
+    if plain and _one_a_head(axes, tensors) and dstate in _HEAD_STATES:
+        return f"{pair[0]}_{pair[1]}_heads"
+    if plain and dstate <= _VECTOR * _WARP:
+        return f"{pair[0]}_{pair[1]}_channels"
     for vectors in ANY_VECTORS:
         if dstate <= vectors * _VECTOR * _WARP:
-            return f"{pair[0]}_any{vectors}", 0
+            return f"{pair[0]}_any{vectors}"
     raise ArgumentError(
         f"selective_state_update: the state has dstate {dstate}.\n"
         f"The cuda backend takes {MOST_STATES} at most.\n"
         "Pass backend='torch'."
     )
+
+
+def _lanes(instance: str, dstate: int) -> int:
+    """How many neighbouring lanes share a channel."""
+    each = _VECTOR * (HEAD_VECTORS if instance.endswith("_heads") else 1)
+    return min(_WARP, 1 << max(0, -(-dstate // each) - 1).bit_length())
+
+
+def _one_a_head(axes: _Axes, tensors: Mapping[str, Tensor | None]) -> bool:
+    """Whether dt, A, D and dt_bias are the same for all channels of a head."""
+    strides = {name: axes.strides(name, tensors[name]) for name in ("dt", "A", "D", "dt_bias")}
+    same = all(strides[name][-1] == 0 for name in ("dt", "D", "dt_bias"))
+    return axes.head_channels > 1 and same and strides["A"][1:] == (0, 0)
+
+
+def _within_32_bits(axes: _Axes, tensors: Mapping[str, Tensor | None]) -> bool:
+    """Whether all that belongs to a row lies within 2^31 numbers of it."""
+    for name in ("state", "start", "x", "dt", "z", "out"):
+        *_, head, channel = axes.strides(name, tensors[name])[: 3 if "sta" in name else 4]
+        if head * axes.num_heads + channel * axes.head_channels >= 1 << 31:
+            return False
+    return True
 
 
 def _in_vectors(

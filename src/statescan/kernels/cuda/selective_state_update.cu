@@ -8,11 +8,9 @@
 // several times 4 that lie `lanes` vectors apart, so that a warp has 32 / lanes channels at once. A
 // lane reduces what it has, then the lanes of a channel shuffle. Arithmetic is float32.
 //
-// PLAIN: one token, nothing kept, states in whole vectors, the dtypes that models have. A warp has
-// a tile of channels of one head, whose B and C it loads once. Its work is half the instructions
-// that the memory's time allows on an H200 (25 a state); with run-time formats it was three times
-// that. Otherwise a warp has one channel of each of its groups of lanes, any strides and formats,
-// and states stay in registers from token to token. All that a token needs is then on its way
+// Calls of the usual kind have roads of their own (state_update_plain.cuh). Here a warp has one
+// channel of each of its groups of lanes, any strides and formats, and states stay in registers
+// from token to token. All that a token needs is on its way
 // before anything is used, as raw bits (load_bits_any).
 
 using Params = SelectiveStateUpdateParams;
@@ -306,158 +304,15 @@ template <typename T, int VECTORS> __device__ __forceinline__ void update_any(co
     }
 }
 
-// One channel of the plain road: everything it needs is loaded before anything of it is used.
-template <typename T, typename X, int VECTORS> struct PlainChannel {
-    float state[VECTORS][4], A[VECTORS][4];
-    float x, dt, dt_bias, D, z;
-
-    __device__ __forceinline__ void load(const Params &p, const T *states, const float *rates,
-                                         const X *xs, const X *dts, const X *zs, u32 channel,
-                                         i64 head, int begin) {
-#pragma unroll
-        for (int v = 0; v < VECTORS; v++) {
-            const int from = begin + v * 4 * static_cast<int>(p.lanes);
-            load_n<T, 4>(states, channel * p.start_channel_stride + from, 0, state[v]);
-            const i64 place = channel * p.A_channel_stride;
-            if (p.A_vectors) {
-                load_n<float, 4>(rates, place + from, 0, A[v]);
-            } else {
-                A[v][0] = rates[place];
-            }
-        }
-        x = to_float(xs[channel * p.x_channel_stride]);
-        dt = to_float(dts[channel * p.dt_channel_stride]);
-        z = p.z ? to_float(zs[channel * p.z_channel_stride]) : 0.0f;
-        dt_bias = 0.0f;
-        if (p.dt_bias) {
-            dt_bias = static_cast<const float *>(
-                p.dt_bias)[head * p.dt_bias_head_stride + channel * p.dt_bias_channel_stride];
-        }
-        D = 0.0f;
-        if (p.D) {
-            D = static_cast<const float *>(
-                p.D)[head * p.D_head_stride + channel * p.D_channel_stride];
-        }
-    }
-    __device__ __forceinline__ float advance(const Params &p, const float (&B)[VECTORS][4],
-                                             const float (&C)[VECTORS][4]) {
-        dt += dt_bias;
-        dt = p.dt_softplus ? softplus(dt) : dt;
-        const float scale = dt * STATESCAN_LOG2E, input = dt * x;
-        float sum = 0.0f;
-#pragma unroll
-        for (int v = 0; v < VECTORS; v++) {
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                float rate = p.A_vectors ? A[v][i] : A[v][0];
-                if (p.A_is_log) {
-                    rate = -exp2_approx(rate * STATESCAN_LOG2E);
-                }
-                state[v][i] = exp2_approx(rate * scale) * state[v][i] + input * B[v][i];
-                sum += state[v][i] * C[v][i];
-            }
-        }
-        return sum;
-    }
-};
-
-// A warp has some channels of one head, `together` at once, and so one B and one C.
-template <typename T, typename X, int VECTORS, int CHANNELS>
-__device__ __forceinline__ void update_plain(const Params &p) {
-    const int lane = threadIdx.x % 32, lanes = static_cast<int>(p.lanes), together = 32 / lanes;
-    const int begin = 4 * (lane % lanes);
-    const u32 head_channels = static_cast<u32>(p.head_channels);
-    const u32 tile = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
-    const u32 tiles = static_cast<u32>(p.head_tiles);
-    const u32 head = tile / tiles;
-    if (head >= static_cast<u32>(p.num_heads)) {
-        return;
-    }
-    const u32 first = (tile - head * tiles) * static_cast<u32>(p.tile_channels) + lane / lanes;
-    const u32 last = (tile - head * tiles + 1) * static_cast<u32>(p.tile_channels);
-    const u32 end = last < head_channels ? last : head_channels;
-    const bool inside = begin < static_cast<int>(p.dstate);
-    const float *rates = static_cast<const float *>(p.A) + head * p.A_head_stride;
-    for (i64 row = blockIdx.y; row < p.batch; row += gridDim.y) {
-        const RowSlots slots = slots_of(p, row);
-        X *out = static_cast<X *>(p.out) + row * p.out_row_stride + head * p.out_head_stride;
-        if (slots.padding) {
-            for (u32 channel = first; lane % lanes == 0 && channel < end; channel += together) {
-                out[channel * p.out_channel_stride] = from_float<X>(0.0f);
-            }
-            continue;
-        }
-        const X *xs = static_cast<const X *>(p.x) + row * p.x_row_stride + head * p.x_head_stride;
-        const X *dts =
-            static_cast<const X *>(p.dt) + row * p.dt_row_stride + head * p.dt_head_stride;
-        const X *zs = static_cast<const X *>(p.z) + row * p.z_row_stride + head * p.z_head_stride;
-        const T *states = static_cast<const T *>(p.start) + slots.read * p.start_row_stride +
-                          head * p.start_head_stride;
-        T *target = static_cast<T *>(p.state) + slots.write * p.state_row_stride +
-                    head * p.state_head_stride;
-        float B[VECTORS][4] = {}, C[VECTORS][4] = {};
-#pragma unroll
-        for (int v = 0; v < VECTORS; v++) {
-            const i64 from = begin + v * 4 * lanes;
-            if (from < p.dstate) {
-                load_n<X, 4>(p.B,
-                             row * p.B_row_stride +
-                                 head / static_cast<u32>(p.B_heads) * p.B_group_stride + from,
-                             0, B[v]);
-                load_n<X, 4>(p.C,
-                             row * p.C_row_stride +
-                                 head / static_cast<u32>(p.C_heads) * p.C_group_stride + from,
-                             0, C[v]);
-            }
-        }
-        for (u32 base = first - lane / lanes; base < end; base += together * CHANNELS) {
-            PlainChannel<T, X, VECTORS> channels[CHANNELS];
-            float sum[CHANNELS];
-#pragma unroll
-            for (int n = 0; n < CHANNELS; n++) {
-                const u32 channel = base + lane / lanes + n * together;
-                if (channel < end && inside) {
-                    channels[n].load(p, states, rates, xs, dts, zs, channel, head, begin);
-                }
-            }
-#pragma unroll
-            for (int n = 0; n < CHANNELS; n++) {
-                const u32 channel = base + lane / lanes + n * together;
-                sum[n] = channel < end && inside ? channels[n].advance(p, B, C) : 0.0f;
-            }
-            for (int distance = lanes / 2; distance > 0; distance /= 2) {
-#pragma unroll
-                for (int n = 0; n < CHANNELS; n++) {
-                    sum[n] += __shfl_xor_sync(0xffffffffu, sum[n], distance);
-                }
-            }
-#pragma unroll
-            for (int n = 0; n < CHANNELS; n++) {
-                const u32 channel = base + lane / lanes + n * together;
-                if (channel >= end || !inside) {
-                    continue;
-                }
-#pragma unroll
-                for (int v = 0; v < VECTORS; v++) {
-                    store_n<T, 4>(target, channel * p.state_channel_stride + begin + v * 4 * lanes,
-                                  0, channels[n].state[v]);
-                }
-                if (lane % lanes == 0) {
-                    float y = p.D ? sum[n] + channels[n].x * channels[n].D : sum[n];
-                    y = p.z ? y * channels[n].z * sigmoid(channels[n].z) : y;
-                    out[channel * p.out_channel_stride] = from_float<X>(y);
-                }
-            }
-        }
-    }
-}
-
 // The grid's x counts groups of channels and its y rows, over which blocks loop if there are more.
-template <bool PLAIN, typename T, typename X, int VECTORS, int CHANNELS>
+// ROAD: 0 for any call, 1 for channels, 2 for heads (state_update_plain.cuh).
+template <int ROAD, typename T, typename X, int NUMBER>
 __device__ __forceinline__ void selective_state_update(const Params &p) {
-    if constexpr (PLAIN) {
-        update_plain<T, X, VECTORS, CHANNELS>(p);
+    if constexpr (ROAD == 1) {
+        update_channels<T, X, NUMBER>(p);
+    } else if constexpr (ROAD == 2) {
+        update_heads<T, X, NUMBER>(p);
     } else {
-        update_any<T, VECTORS>(p);
+        update_any<T, NUMBER>(p);
     }
 }

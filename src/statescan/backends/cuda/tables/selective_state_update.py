@@ -8,8 +8,11 @@ from statescan.backends.cuda.tables.causal_conv1d_fwd import TYPES
 
 THREADS = 128
 
-FORMS = ((1, 2), (2, 1))
-"""Plain instances: vectors of 4 states that a lane has of a channel, and channels at once."""
+CHANNELS = 2
+"""Channels that a group of lanes has at once on the road of channels, 4 states a lane."""
+
+HEAD_VECTORS = 4
+"""Vectors of 4 states that a lane has of a channel on the road of heads."""
 
 PAIRS = (
     ("float32", "float32"),
@@ -62,19 +65,19 @@ KERNEL = Kernel(
     instances=(
         *(
             Instance(
-                f"{state}_{activation}_vectors{vectors}",
-                f"true, {_NUMBERS[state]}, {_NUMBERS[activation]}, {vectors}, {channels}",
+                f"{state}_{activation}_{road}",
+                f"{number}, {_NUMBERS[state]}, {_NUMBERS[activation]}, {count}",
                 threads=THREADS,
                 min_blocks=5,
             )
             for state, activation in PAIRS
-            for vectors, channels in FORMS
+            for number, road, count in ((1, "channels", CHANNELS), (2, "heads", HEAD_VECTORS))
         ),
         *(
-            Instance(f"{state}_any{vectors}", f"false, {number}, {number}, {vectors}, 1", THREADS)
+            Instance(f"{state}_any{vectors}", f"0, {number}, {number}, {vectors}", THREADS)
             for state, number in TYPES
             for vectors in ANY_VECTORS
         ),
     ),
-    headers=("marks.cuh", "conv.cuh", "decode.cuh"),
+    headers=("marks.cuh", "conv.cuh", "decode.cuh", "state_update_plain.cuh"),
 )
