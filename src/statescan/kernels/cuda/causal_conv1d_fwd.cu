@@ -169,6 +169,73 @@ template <typename T, int TAPS> struct Tile {
     }
 };
 
+// Tiles amid an aligned row, of all lanes. Nothing is asked of them but whether the row begins (in
+// reverse: ends) with one, which has no halo; what else may be special is for `repair`.
+template <typename T, int TAPS, int COUNT, bool REVERSE, bool SILU>
+__device__ __forceinline__ void convolve_whole(const Row<T, TAPS> &row, int &base, int limit) {
+    constexpr int STEP = 32 * CONV_BATCH, HALO = TAPS - 1;
+    int token = base + static_cast<int>(threadIdx.x % 32) * CONV_BATCH;
+    const T *x = row.x + token;
+    T *out = row.out + token;
+#pragma unroll 1
+    for (; base + COUNT * STEP <= limit; base += COUNT * STEP) {
+        Packed<T, CONV_BATCH> own[COUNT];
+        Packed<T, TAPS> halo[COUNT];
+#pragma unroll
+        for (int k = 0; k < COUNT; k++) {
+            own[k].load(x + k * STEP);
+            halo[k].clear();
+            const bool has = REVERSE ? k + 1 < COUNT || token + k * STEP + CONV_BATCH < row.seqlen
+                                     : k > 0 || token > 0;
+            if (has) {
+                halo[k].load(x + k * STEP + (REVERSE ? CONV_BATCH : -TAPS));
+            }
+        }
+#pragma unroll
+        for (int k = 0; k < COUNT; k++) {
+            float result[CONV_BATCH];
+#pragma unroll
+            for (int i = 0; i < CONV_BATCH; i++) {
+                result[i] = row.bias;
+            }
+#pragma unroll
+            for (int d = HALO; d >= 0; d--) {
+                if (has_tap<TAPS>(d, row.width)) {
+#pragma unroll
+                    for (int i = 0; i < CONV_BATCH; i++) {
+                        const int from = REVERSE ? i + d : i - d;
+                        const float x_there = from < 0             ? halo[k].at(TAPS + from)
+                                              : from >= CONV_BATCH ? halo[k].at(from - CONV_BATCH)
+                                                                   : own[k].at(from);
+                        result[i] += row.tap[d] * x_there;
+                    }
+                }
+            }
+            if (SILU) {
+#pragma unroll
+                for (int i = 0; i < CONV_BATCH; i++) {
+                    result[i] = result[i] * sigmoid(result[i]);
+                }
+            }
+            store_n<T, CONV_BATCH>(out + k * STEP, 0, 0, result);
+        }
+        token += COUNT * STEP;
+        x += COUNT * STEP;
+        out += COUNT * STEP;
+    }
+}
+
+template <typename T, int TAPS, int COUNT>
+__device__ __forceinline__ void convolve_whole(const Row<T, TAPS> &row, int &base, int limit) {
+    if (row.reverse) {
+        row.silu ? convolve_whole<T, TAPS, COUNT, true, true>(row, base, limit)
+                 : convolve_whole<T, TAPS, COUNT, true, false>(row, base, limit);
+    } else {
+        row.silu ? convolve_whole<T, TAPS, COUNT, false, true>(row, base, limit)
+                 : convolve_whole<T, TAPS, COUNT, false, false>(row, base, limit);
+    }
+}
+
 // The last inputs of an unpacked row, a lane each.
 template <typename T>
 __device__ __forceinline__ void store_row_end(const Params &p, i64 row, i64 number, int column) {
@@ -212,29 +279,34 @@ __device__ __forceinline__ void convolve_rows(const Params &p) {
         for (int start = static_cast<int>(blockIdx.y) * stretch - lead; start < seqlen;
              start += static_cast<int>(gridDim.y) * stretch) {
             const int limit = start + stretch < seqlen ? start + stretch : seqlen;
-            int rests = 0;
+            if (!shared) {
+                taps.share(row.tap, row.bias);
+                shared = true;
+            }
+            // In reverse a halo follows the tile, and must be in the row whole or not at all.
+            const bool ragged = row.reverse && ((seqlen - start) & (CONV_BATCH - 1)) != 0;
+            const int whole = ragged ? static_cast<int>(smaller(limit, seqlen - TAPS)) : limit;
+            const bool begins = row.reverse ? limit == seqlen : start <= 0;
+            bool rests = p.marks != nullptr || (p.initial_states && begins);
 #pragma unroll 1
-            for (int base = start; base < limit; base += COUNT * STEP) {
-                Tile<T, TAPS> tiles[COUNT];
-#pragma unroll
-                for (int k = 0; k < COUNT; k++) {
-                    tiles[k].load(row, base + k * STEP + lane * CONV_BATCH, limit);
+            for (int base = start; base < limit;) {
+                if (row.together && base >= 0) {
+                    convolve_whole<T, TAPS, COUNT>(row, base, whole);
+                    convolve_whole<T, TAPS, 1>(row, base, whole);
+                    if (base >= limit) {
+                        break;
+                    }
                 }
-                if (!shared) {
-                    taps.share(row.tap, row.bias);
-                    shared = true;
-                }
-#pragma unroll
-                for (int k = 0; k < COUNT; k++) {
-                    const int token = base + k * STEP + lane * CONV_BATCH;
-                    tiles[k].store(row, token);
-                    rests |= Tile<T, TAPS>::rest(row, token, tiles[k].kind);
-                }
+                const int token = base + lane * CONV_BATCH;
+                Tile<T, TAPS> tile;
+                tile.load(row, token, limit);
+                tile.store(row, token);
+                rests = rests || Tile<T, TAPS>::rest(row, token, tile.kind) != 0;
+                base += STEP;
             }
             // After the walk, in which a call of a function would keep registers from it.
 #pragma unroll 1
-            for (int token = start + lane * CONV_BATCH; rests != 0 && token < limit;
-                 token += STEP) {
+            for (int token = start + lane * CONV_BATCH; rests && token < limit; token += STEP) {
                 const TileKind kind = Tile<T, TAPS>::kind_of(row, token, limit);
                 const int rest = Tile<T, TAPS>::rest(row, token, kind);
                 if (rest != 0) {
@@ -257,15 +329,23 @@ template <typename T, int TAPS, int CHANNELS> struct Walker {
     const int width;
     float history[HALO][CHANNELS]; // the inputs before the next step, newest first
 
-    __device__ __forceinline__ void finish(float (&values)[CHANNELS]) {
-#pragma unroll
-        for (int n = 0; n < CHANNELS; n++) {
-            values[n] = p.silu ? values[n] * sigmoid(values[n]) : values[n];
-        }
+    // Addresses are counted in bytes: the size of any_t is that of its numbers at run time.
+    __device__ __forceinline__ i64 bytes_of(i64 numbers) const {
+        return sizeof(T) > 1 ? numbers * static_cast<i64>(sizeof(T))
+                             : numbers * (p.x_dtype == 0 ? 4 : 2);
     }
-    // Makes `count` steps; their results go to `target` and on, `stride` apart.
+    static __device__ __forceinline__ const T *advanced(const T *place, i64 bytes) {
+        return reinterpret_cast<const T *>(reinterpret_cast<const char *>(place) + bytes);
+    }
+    static __device__ __forceinline__ T *advanced(T *place, i64 bytes) {
+        return reinterpret_cast<T *>(reinterpret_cast<char *>(place) + bytes);
+    }
+
+    // Makes CONV_BATCH steps, or `count` of them where FULL is false. The results go to `target`
+    // and on, `stride` apart.
+    template <bool FULL, bool SILU>
     __device__ __forceinline__ void plain(int count, const float (&now)[CONV_BATCH][CHANNELS],
-                                          i64 target, i64 stride) {
+                                          T *target, i64 stride) {
 #pragma unroll
         for (int i = 0; i < CONV_BATCH; i++) {
             float result[CHANNELS];
@@ -280,12 +360,12 @@ template <typename T, int TAPS, int CHANNELS> struct Walker {
                         result[n] += taps.tap[d][n] * input;
                     }
                 }
+                result[n] = SILU ? result[n] * sigmoid(result[n]) : result[n];
             }
-            finish(result);
-            if (i < count) {
-                store_n<T, CHANNELS>(p.out, target, p.x_dtype, result);
+            if (FULL || i < count) {
+                store_n<T, CHANNELS>(target, 0, p.x_dtype, result);
             }
-            target += stride;
+            target = advanced(target, stride);
         }
 #pragma unroll
         for (int d = 0; d < HALO; d++) {
@@ -294,6 +374,23 @@ template <typename T, int TAPS, int CHANNELS> struct Walker {
                 history[d][n] = now[CONV_BATCH - 1 - d][n];
             }
         }
+    }
+    // Whole batches of steps, in which nothing is asked; returns the first step that is left.
+    template <bool SILU>
+    __device__ __forceinline__ i64 whole(i64 step, i64 end, const T *&source, i64 stride,
+                                         T *&target, i64 out_stride) {
+#pragma unroll 1
+        for (; step + CONV_BATCH <= end; step += CONV_BATCH) {
+            float now[CONV_BATCH][CHANNELS];
+#pragma unroll
+            for (int i = 0; i < CONV_BATCH; i++) {
+                load_n<T, CHANNELS>(source, 0, p.x_dtype, now[i]);
+                source = advanced(source, stride);
+            }
+            plain<true, SILU>(CONV_BATCH, now, target, out_stride);
+            target = advanced(target, CONV_BATCH * out_stride);
+        }
+        return step;
     }
     // Tokens near which sequences begin or end, once more.
     __device__ __forceinline__ void repair_channels(i64 step, int count, bool all) {
@@ -316,14 +413,17 @@ template <typename T, int TAPS, int CHANNELS> struct Walker {
                 }
             }
         }
-        const i64 stride = p.reverse ? -p.x_seqlen_stride : p.x_seqlen_stride;
-        const i64 out_stride = p.reverse ? -p.out_seqlen_stride : p.out_seqlen_stride;
-        i64 source = channel.x_at(start);
-        i64 target = channel.row * p.out_batch_stride + channel.channel * p.out_dim_stride +
-                     channel.token(start) * p.out_seqlen_stride;
-#pragma unroll 1
-        for (i64 step = start; step < end; step += CONV_BATCH) {
-            const int count = static_cast<int>(smaller(CONV_BATCH, end - step));
+        const i64 stride = bytes_of(p.reverse ? -p.x_seqlen_stride : p.x_seqlen_stride);
+        const i64 out_stride = bytes_of(p.reverse ? -p.out_seqlen_stride : p.out_seqlen_stride);
+        const T *source = advanced(static_cast<const T *>(p.x), bytes_of(channel.x_at(start)));
+        T *target =
+            advanced(static_cast<T *>(p.out), bytes_of(channel.row * p.out_batch_stride +
+                                                       channel.channel * p.out_dim_stride +
+                                                       channel.token(start) * p.out_seqlen_stride));
+        const i64 left = p.silu ? whole<true>(start, end, source, stride, target, out_stride)
+                                : whole<false>(start, end, source, stride, target, out_stride);
+        if (left < end) {
+            const int count = static_cast<int>(end - left);
             float now[CONV_BATCH][CHANNELS];
 #pragma unroll
             for (int i = 0; i < CONV_BATCH; i++) {
@@ -332,12 +432,12 @@ template <typename T, int TAPS, int CHANNELS> struct Walker {
                     now[i][n] = 0.0f;
                 }
                 if (i < count) {
-                    load_n<T, CHANNELS>(p.x, source, p.x_dtype, now[i]);
+                    load_n<T, CHANNELS>(source, 0, p.x_dtype, now[i]);
                 }
-                source += stride;
+                source = advanced(source, stride);
             }
-            plain(count, now, target, out_stride);
-            target += CONV_BATCH * out_stride;
+            p.silu ? plain<false, true>(count, now, target, out_stride)
+                   : plain<false, false>(count, now, target, out_stride);
         }
         // After the walk, in which a call of a function would keep registers from it.
 #pragma unroll 1

@@ -185,6 +185,7 @@ template <typename T, int TAPS> struct Tile {
     Packed<T, TAPS> x_low, x_high, dout_near; // dout of the steps after
 
     // Of a tile amid its row, or with nothing of it before or after. The order is that in memory.
+    template <bool REVERSE>
     __device__ __forceinline__ void load(const Row<T> &row, int token, bool low, bool high) {
         const T *x_here = row.x + token;
         const T *dout_here = row.dout + token;
@@ -199,45 +200,34 @@ template <typename T, int TAPS> struct Tile {
         if (high) {
             x_high.load(x_here + CONV_BATCH);
         }
-        if (row.reverse ? low : high) {
-            dout_near.load(dout_here + (row.reverse ? -TAPS : CONV_BATCH));
+        if (REVERSE ? low : high) {
+            dout_near.load(dout_here + (REVERSE ? -TAPS : CONV_BATCH));
         }
     }
     // Steps from HALO before the first own one, in the order of processing.
-    __device__ __forceinline__ void unpack(bool reverse, float (&xs)[2 * HALO + CONV_BATCH],
+    template <bool REVERSE>
+    __device__ __forceinline__ void unpack(float (&xs)[2 * HALO + CONV_BATCH],
                                            float (&dpre)[HALO + CONV_BATCH]) const {
 #pragma unroll
         for (int i = 0; i < HALO; i++) {
-            xs[i] = x_low.at(i + 1);
-            xs[HALO + CONV_BATCH + i] = x_high.at(i);
-            dpre[CONV_BATCH + i] = dout_near.at(i);
+            xs[i] = REVERSE ? x_high.at(HALO - 1 - i) : x_low.at(i + 1);
+            xs[HALO + CONV_BATCH + i] = REVERSE ? x_low.at(TAPS - 1 - i) : x_high.at(i);
+            dpre[CONV_BATCH + i] = dout_near.at(REVERSE ? TAPS - 1 - i : i);
         }
 #pragma unroll
         for (int i = 0; i < CONV_BATCH; i++) {
-            xs[HALO + i] = x.at(i);
-            dpre[i] = dout.at(i);
-        }
-        if (reverse) {
-#pragma unroll
-            for (int i = 0; i < HALO; i++) {
-                xs[i] = x_high.at(HALO - 1 - i);
-                xs[HALO + CONV_BATCH + i] = x_low.at(TAPS - 1 - i);
-                dpre[CONV_BATCH + i] = dout_near.at(TAPS - 1 - i);
-            }
-#pragma unroll
-            for (int i = 0; i < CONV_BATCH; i++) {
-                xs[HALO + i] = x.at(CONV_BATCH - 1 - i);
-                dpre[i] = dout.at(CONV_BATCH - 1 - i);
-            }
+            xs[HALO + i] = x.at(REVERSE ? CONV_BATCH - 1 - i : i);
+            dpre[i] = dout.at(REVERSE ? CONV_BATCH - 1 - i : i);
         }
     }
     // `ends` says that the row does, with this tile's last step.
-    __device__ __forceinline__ void run(const Gradients &place, const Row<T> &row, int token,
+    template <bool REVERSE, bool SILU>
+    __device__ __forceinline__ void run(const Gradients &place, const Row<T> &row, T *target,
                                         bool ends, const float (&tap)[TAPS], float bias,
                                         float (&dtap)[TAPS], float &dbias) const {
         float xs[2 * HALO + CONV_BATCH], dpre[HALO + CONV_BATCH], dx[CONV_BATCH];
-        unpack(row.reverse, xs, dpre);
-        if (row.silu) {
+        unpack<REVERSE>(xs, dpre);
+        if (SILU) {
             float pre[HALO + CONV_BATCH];
 #pragma unroll
             for (int i = 0; i < HALO + CONV_BATCH; i++) {
@@ -279,7 +269,7 @@ template <typename T, int TAPS> struct Tile {
                 }
             }
         }
-        if (ends && place.p.dfinal_states && !place.p.marks) {
+        if (place.p.dfinal_states && ends && !place.p.marks) {
             // Autograd gives zeros for final states that nobody used, so this happens in each row.
 #pragma unroll
             for (int i = CONV_BATCH - HALO; i < CONV_BATCH; i++) {
@@ -287,16 +277,88 @@ template <typename T, int TAPS> struct Tile {
                 dx[i] += column >= 0 ? place.dfinal(MARK_FINAL, column) : 0.0f;
             }
         }
-        if (row.reverse) {
+        if (REVERSE) {
             turn_around(dx);
         }
-        store_n<T, CONV_BATCH>(row.dx + token, 0, 0, dx);
+        store_n<T, CONV_BATCH>(target, 0, 0, dx);
     }
 };
 
+// Tiles amid an aligned row without marks, of all lanes: nothing is asked but where the row ends.
+template <typename T, int TAPS, bool REVERSE, bool SILU>
+__device__ __forceinline__ void gradients_whole(const Gradients &place, const Row<T> &row,
+                                                int &base, int limit, const float (&tap)[TAPS],
+                                                float bias, float (&dtap)[TAPS], float &dbias) {
+    constexpr int STEP = 32 * CONV_BATCH;
+    int token = base + static_cast<int>(threadIdx.x % 32) * CONV_BATCH;
+#pragma unroll 1
+    for (; base + STEP <= limit; base += STEP) {
+        const bool low = token > 0, high = token + CONV_BATCH < row.seqlen;
+        Tile<T, TAPS> tile;
+        tile.template load<REVERSE>(row, token, low, high);
+        tile.template run<REVERSE, SILU>(place, row, row.dx + token, REVERSE ? !low : !high, tap,
+                                         bias, dtap, dbias);
+        token += STEP;
+    }
+}
+
+template <typename T, int TAPS>
+__device__ __forceinline__ void gradients_whole(const Gradients &place, const Row<T> &row,
+                                                int &base, int limit, const float (&tap)[TAPS],
+                                                float bias, float (&dtap)[TAPS], float &dbias) {
+    if (row.reverse) {
+        row.silu
+            ? gradients_whole<T, TAPS, true, true>(place, row, base, limit, tap, bias, dtap, dbias)
+            : gradients_whole<T, TAPS, true, false>(place, row, base, limit, tap, bias, dtap,
+                                                    dbias);
+    } else {
+        row.silu
+            ? gradients_whole<T, TAPS, false, true>(place, row, base, limit, tap, bias, dtap, dbias)
+            : gradients_whole<T, TAPS, false, false>(place, row, base, limit, tap, bias, dtap,
+                                                     dbias);
+    }
+}
+
+// One tile of each lane, wherever it lies and whatever is special about it.
+template <typename T, int TAPS>
+__device__ __forceinline__ void
+gradients_tile(const Gradients &place, const Row<T> &row, int token, const float (&tap)[TAPS],
+               float bias, float (&dtap)[TAPS], float &dbias, SharedWindow<TAPS> &window) {
+    constexpr int HALO = TAPS - 1;
+    const Params &p = place.p;
+    const int rest = row.seqlen - token - CONV_BATCH; // tokens that follow the tile
+    const bool low = token >= TAPS, high = rest >= TAPS;
+    const bool ends = row.reverse ? !low : !high;
+    bool plain = row.together;
+    if (!low || !high) {
+        plain = plain && (low || token == 0) && (high || rest == 0);
+    }
+    if (p.marks || p.initial_states) {
+        const int before = row.reverse ? rest : token;
+        plain = plain && (p.marks ? place.marked(before - HALO, 2 * HALO + CONV_BATCH) == 0u
+                                  : before > HALO);
+    }
+    if (!plain) {
+        special_tile<T, TAPS>(p, place.row, place.channel, token, window);
+        return;
+    }
+    Tile<T, TAPS> tile;
+    T *target = row.dx + token;
+    if (row.reverse) {
+        tile.template load<true>(row, token, low, high);
+        row.silu ? tile.template run<true, true>(place, row, target, ends, tap, bias, dtap, dbias)
+                 : tile.template run<true, false>(place, row, target, ends, tap, bias, dtap, dbias);
+    } else {
+        tile.template load<false>(row, token, low, high);
+        row.silu
+            ? tile.template run<false, true>(place, row, target, ends, tap, bias, dtap, dbias)
+            : tile.template run<false, false>(place, row, target, ends, tap, bias, dtap, dbias);
+    }
+}
+
 // The grid's x counts groups of 4 channels, a warp each, and y parts: stretches of some rows.
 template <typename T, int TAPS> __device__ __forceinline__ void gradients_rows(const Params &p) {
-    constexpr int HALO = TAPS - 1, STEP = 32 * CONV_BATCH;
+    constexpr int STEP = 32 * CONV_BATCH;
     __shared__ SharedWindow<TAPS> window;
     const int lane = threadIdx.x % 32, seqlen = static_cast<int>(p.seqlen);
     const int stretch = static_cast<int>(p.part_size);
@@ -336,28 +398,28 @@ template <typename T, int TAPS> __device__ __forceinline__ void gradients_rows(c
                            RowVectors<T>{row.dx, seqlen}.lead() == lead;
             const int start = number * stretch - lead;
             const int limit = start + stretch < seqlen ? start + stretch : seqlen;
+            // The halo after a tile must be in the row whole or not at all, and where a sequence
+            // begins with an initial state the tile is a special one.
+            const bool ragged = ((seqlen - start) & (CONV_BATCH - 1)) != 0;
+            int from = 0, whole = ragged ? static_cast<int>(smaller(limit, seqlen - TAPS)) : limit;
+            if (p.initial_states) {
+                from = row.reverse ? 0 : 1;
+                whole = row.reverse ? static_cast<int>(smaller(whole, seqlen - TAPS)) : whole;
+            }
+            const bool quick = row.together && !p.marks;
 #pragma unroll 1
-            for (int token = start + lane * CONV_BATCH; token < limit; token += STEP) {
-                const int rest = seqlen - token - CONV_BATCH; // tokens that follow the tile
-                const bool low = token >= TAPS, high = rest >= TAPS;
-                const bool ends = row.reverse ? !low : !high;
-                bool plain = row.together;
-                if (!low || !high) {
-                    plain = plain && (low || token == 0) && (high || rest == 0);
+            for (int base = start; base < limit;) {
+                if (quick && base >= from) {
+                    gradients_whole<T, TAPS>(place, row, base, whole, tap, bias, dtap, dbias);
+                    if (base >= limit) {
+                        break;
+                    }
                 }
-                if (p.marks || p.initial_states) {
-                    const int before = row.reverse ? rest : token;
-                    plain =
-                        plain && (p.marks ? place.marked(before - HALO, 2 * HALO + CONV_BATCH) == 0u
-                                          : before > HALO);
+                const int token = base + lane * CONV_BATCH;
+                if (token < limit) {
+                    gradients_tile<T, TAPS>(place, row, token, tap, bias, dtap, dbias, window);
                 }
-                if (plain) {
-                    Tile<T, TAPS> tile;
-                    tile.load(row, token, low, high);
-                    tile.run(place, row, token, ends, tap, bias, dtap, dbias);
-                } else {
-                    special_tile<T, TAPS>(p, b, channel, token, window);
-                }
+                base += STEP;
             }
         }
 #pragma unroll

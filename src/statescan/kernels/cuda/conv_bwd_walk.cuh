@@ -22,6 +22,19 @@ template <typename T, int TAPS, int CHANNELS> struct Walker {
     __device__ __forceinline__ explicit Walker(const Params &params) : p(params) {
     }
 
+    // Addresses are counted in bytes: the size of any_t is that of its numbers at run time.
+    __device__ __forceinline__ i64 bytes_of(i64 numbers, i64 dtype) const {
+        return sizeof(T) > 1 ? numbers * static_cast<i64>(sizeof(T)) : numbers * (dtype ? 2 : 4);
+    }
+    __device__ __forceinline__ i64 bytes_of(i64 numbers) const {
+        return bytes_of(numbers, p.x_dtype);
+    }
+    static __device__ __forceinline__ const T *advanced(const T *place, i64 bytes) {
+        return reinterpret_cast<const T *>(reinterpret_cast<const char *>(place) + bytes);
+    }
+    static __device__ __forceinline__ T *advanced(T *place, i64 bytes) {
+        return reinterpret_cast<T *>(reinterpret_cast<char *>(place) + bytes);
+    }
     __device__ __forceinline__ Gradients one(int n) const {
         return Gradients(p, row, channel + n);
     }
@@ -42,10 +55,12 @@ template <typename T, int TAPS, int CHANNELS> struct Walker {
             store_n<T, CHANNELS>(p.dx, dx_offset + step * dx_stride, p.x_dtype, dx);
         }
     }
+    // WHOLE: the part has all of these steps and of the HALO before them, and so has the row.
+    template <bool WHOLE, bool SILU>
     __device__ __forceinline__ void plain(int step, const float (&x)[CONV_BATCH][CHANNELS],
-                                          const float (&dout)[CONV_BATCH][CHANNELS]) {
+                                          const float (&dout)[CONV_BATCH][CHANNELS], T *target,
+                                          i64 target_bytes) {
         float dx[HALO + CONV_BATCH][CHANNELS]; // from HALO steps before the first one
-        i64 target = dx_offset + (step - HALO) * dx_stride;
 #pragma unroll
         for (int i = 0; i < HALO; i++) {
 #pragma unroll
@@ -67,10 +82,10 @@ template <typename T, int TAPS, int CHANNELS> struct Walker {
                         pre += taps.tap[d][n] * input[d];
                     }
                 }
-                float dpre = p.silu ? dout[i][n] * silu_slope(pre) : dout[i][n];
-                dpre = step + i < real ? dpre : 0.0f;
+                float dpre = SILU ? dout[i][n] * silu_slope(pre) : dout[i][n];
+                dpre = WHOLE || step + i < real ? dpre : 0.0f;
                 dx[HALO + i][n] = 0.0f;
-                if (step + i < count) {
+                if (WHOLE || step + i < count) {
                     dbias[n] += dpre;
 #pragma unroll
                     for (int d = 0; d < TAPS; d++) {
@@ -87,10 +102,10 @@ template <typename T, int TAPS, int CHANNELS> struct Walker {
                 }
             }
             const int here = step - HALO + i;
-            if (here >= 0 && here < count) {
-                store_n<T, CHANNELS>(p.dx, target, p.x_dtype, dx[i]);
+            if (WHOLE || (here >= 0 && here < count)) {
+                store_n<T, CHANNELS>(target, 0, p.x_dtype, dx[i]);
             }
-            target += dx_stride;
+            target = advanced(target, target_bytes);
         }
 #pragma unroll
         for (int d = 0; d < HALO; d++) {
@@ -101,6 +116,39 @@ template <typename T, int TAPS, int CHANNELS> struct Walker {
             }
         }
         since += CONV_BATCH;
+    }
+    // Batches from `step` to `end` that are whole and have nothing special.
+    template <bool SILU> __device__ __forceinline__ int whole(int step, int end) {
+        const i64 x_bytes = bytes_of(x_stride), dout_bytes = bytes_of(dout_stride, p.dout_dtype);
+        const i64 dx_bytes = bytes_of(dx_stride);
+        const T *x_here =
+            advanced(static_cast<const T *>(p.x), bytes_of(x_offset + step * x_stride));
+        const T *dout_here = advanced(static_cast<const T *>(p.dout),
+                                      bytes_of(dout_offset + step * dout_stride, p.dout_dtype));
+        T *target = dx_place(step);
+#pragma unroll 1
+        for (; step + CONV_BATCH <= end; step += CONV_BATCH) {
+            float x[CONV_BATCH][CHANNELS], dout[CONV_BATCH][CHANNELS];
+#pragma unroll
+            for (int i = 0; i < CONV_BATCH; i++) {
+                load_n<T, CHANNELS>(x_here, 0, p.x_dtype, x[i]);
+                load_n<T, CHANNELS>(dout_here, 0, p.dout_dtype, dout[i]);
+                x_here = advanced(x_here, x_bytes);
+                dout_here = advanced(dout_here, dout_bytes);
+            }
+            plain<true, SILU>(step, x, dout, target, dx_bytes);
+            target = advanced(target, CONV_BATCH * dx_bytes);
+        }
+        return step;
+    }
+    __device__ __forceinline__ T *dx_place(int step) const {
+        return advanced(static_cast<T *>(p.dx), bytes_of(dx_offset + (step - HALO) * dx_stride));
+    }
+    // Where batches begin and end that need not ask: dx of the part's first steps is not there yet
+    // in the first batch, final states belong to the row's last step.
+    __device__ __forceinline__ int whole_end() const {
+        const int end = real < count ? real : count;
+        return p.marks ? 0 : (p.dfinal_states && end == real ? end - 1 : end);
     }
     __device__ __forceinline__ void begin(u32 mark) {
         since = 0;
@@ -225,6 +273,12 @@ template <typename T, int TAPS, int CHANNELS> struct Walker {
         enter();
 #pragma unroll 1
         for (int step = 0; step < count + HALO; step += CONV_BATCH) {
+            if (step > 0) {
+                step = p.silu ? whole<true>(step, whole_end()) : whole<false>(step, whole_end());
+                if (step >= count + HALO) {
+                    break;
+                }
+            }
             float x[CONV_BATCH][CHANNELS], dout[CONV_BATCH][CHANNELS];
             const int there = (real < count + HALO ? real : count + HALO) - step;
             i64 x_here = x_offset + step * x_stride, dout_here = dout_offset + step * dout_stride;
@@ -245,7 +299,9 @@ template <typename T, int TAPS, int CHANNELS> struct Walker {
             if (special(one(0), start + step, CONV_BATCH) || (p.marks && since + 1 < HALO)) {
                 marked(step);
             } else {
-                plain(step, x, dout);
+                T *target = dx_place(step);
+                p.silu ? plain<false, true>(step, x, dout, target, bytes_of(dx_stride))
+                       : plain<false, false>(step, x, dout, target, bytes_of(dx_stride));
             }
         }
         // After the walk, in which a call of a function would keep registers from it.

@@ -61,8 +61,8 @@ __device__ __forceinline__ void update_channels(const P &p) {
         if (!inside[n]) {
             continue;
         }
-        const float *A = static_cast<const float *>(p.A) + head * p.A_head_stride +
-                         channel * p.A_channel_stride;
+        const float *A =
+            static_cast<const float *>(p.A) + head * p.A_head_stride + channel * p.A_channel_stride;
         if (p.A_vectors) {
             load_n<float, 4>(A, begin, 0, rate[n]);
         } else {
