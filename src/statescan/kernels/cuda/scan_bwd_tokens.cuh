@@ -189,14 +189,14 @@ struct BackwardTokens
             read_states<4>(sum_B, &s.input[own_channel][at]);
         }
         read_states<4>(others, &s.dt[own_channel][at]);
-        float &dD = own_sum(s.dt);
-        float sum = dD;
+        // Four tokens are added up first: one by one, sums over 131072 tokens lost half a digit.
+        float sum = 0.0f;
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             sum += dy[i] * x[i];
             dy[i] = skip * dy[i] + others[i] * sum_B[i];
         }
-        dD = sum;
+        own_sum(s.dt) += sum;
         put(DX, at, dy);
         read_states<4>(others, &s.sum_A[own_channel][late]);
 #pragma unroll
@@ -210,14 +210,13 @@ struct BackwardTokens
                 others[i] *= raw > 20.0f ? 1.0f : slope;
             }
         }
-        float &ddt_bias = own_sum(s.input);
-        sum = ddt_bias;
+        sum = 0.0f;
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             others[i] = is_real(i, valid, at) ? others[i] : 0.0f;
             sum += others[i];
         }
-        ddt_bias = sum;
+        own_sum(s.input) += sum;
         put(DDT, at, others);
     }
 
