@@ -18,6 +18,7 @@ from statescan.backends.cuda import causal_conv1d as conv
 from statescan.backends.cuda import causal_conv1d_update as conv_update
 from statescan.backends.cuda import selective_state_update as state_update
 from statescan.backends.cuda import sequences, tables
+from statescan.backends.cuda.tables.base import packer
 from statescan.ops import _plans
 
 MODULES = {
@@ -36,11 +37,18 @@ class Recorder:
         self.calls: list[tuple[str, str, tuple[int, int, int]]] = []
 
     def __call__(
-        self, stem: str, suffix: str, device: torch.device, grid: Any, values: Any
+        self,
+        stem: str,
+        suffix: str,
+        device: torch.device,
+        grid: Any,
+        values: Any,
+        shared_bytes: Any = None,
+        rest: bytes = b"",
     ) -> None:
         kernel = tables.kernel(stem)
         assert suffix in kernel.by_suffix
-        assert len(kernel.packer.pack(*values)) == 8 * len(kernel.fields)
+        assert len(packer(len(values)).pack(*values) + rest) == kernel.packer.size
         assert all(1 <= size <= limit for size, limit in zip(grid, LIMITS, strict=True))
         self.calls.append((stem, suffix, grid))
 
@@ -91,7 +99,7 @@ def test_a_planned_call_launches_once_and_what_the_long_road_launches(recorder: 
     assert recorder.calls[:2] == recorder.calls[2:4] == recorder.calls[4:]
     assert [suffix for _, suffix, _ in recorder.calls[:2]] == [
         "float32_columns4",
-        "float32_float32_vectors1",
+        "float32_float32_channels",
     ]
 
 

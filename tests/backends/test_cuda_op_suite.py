@@ -11,8 +11,7 @@ from helpers.op_suite import adopt
 from statescan import ops
 from statescan.backends.base import ALL_OPS
 
-LEFT_OUT = {
-}
+LEFT_OUT = {}
 """Tests that do not hold there, and why."""
 
 pytestmark = pytest.mark.skipif(simt.COMPILER is None, reason="needs g++ or clang++")

@@ -22,7 +22,7 @@ import torch
 
 from statescan.backends.base import YES
 from statescan.backends.cuda import CudaBackend, selective_scan, selective_scan_bwd, source, tables
-from statescan.backends.cuda.tables.base import Instance, Kernel
+from statescan.backends.cuda.tables.base import Instance, Kernel, packer
 from statescan.ops import _plans
 
 HERE = Path(__file__).parent
@@ -68,6 +68,7 @@ class Simulator:
         grid: tuple[int, int, int],
         values: Sequence[int],
         shared_bytes: int | None = None,
+        rest: bytes = b"",
     ) -> None:
         """Run an instance as ``launch`` would; what a GPU would do wrong fails here."""
         kernel = tables.kernel(stem)
@@ -75,8 +76,10 @@ class Simulator:
         assert all(1 <= size <= most for size, most in zip(grid, LIMITS, strict=True)), grid
         shared = instance.shared_bytes if shared_bytes is None else shared_bytes
         run = self._function(kernel, instance)
+        struct = packer(len(values)).pack(*values) + rest
+        assert len(struct) == kernel.packer.size
         # Another order of threads and blocks each time, the same in every run of a test.
-        problem = run(kernel.packer.pack(*values), *grid, instance.threads, shared, len(self.calls))
+        problem = run(struct, *grid, instance.threads, shared, len(self.calls))
         self.calls.append((stem, suffix, grid))
         assert problem is None, f"{kernel.symbol(instance)}, grid {grid}: {problem.decode()}"
 

@@ -428,6 +428,22 @@ def test_one_tensor_for_two_arguments_may_take_a_plan(op, log):
     assert log.ran == [op] * 2
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("same", [True, False])
+def test_a_call_with_one_tensor_twice_is_known_again(same, monkeypatch):
+    """Dynamo's guards know no call in which two tensors are one; it took the long key each time."""
+    tensors = [torch.randn(2, 6), torch.randn(2, 6), torch.randn(6, 4)]
+    tensors.insert(1, tensors[0] if same else torch.randn(2, 6))
+    key, _ = _plans.find_plan("op", tensors, ())
+    _plans.keep_plan(key, lambda: lambda given: None)
+    assert _plans.find_plan("op", tensors, ())[1] is not None
+    others = [torch.randn_like(t) for t in tensors]
+    monkeypatch.setattr(_plans, "_is_plain", lambda tensor: pytest.fail("asked for the long key"))
+    if same:
+        others[1] = others[0]
+    assert _plans.find_plan("op", others, ())[0] == key
+
+
 @OPS
 def test_no_elements_need_no_plan(op, log):
     kwargs = state_inputs(0, 20, 5) if op == STATE else taps_inputs(0, 20)

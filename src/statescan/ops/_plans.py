@@ -42,12 +42,28 @@ _PLAIN = frozenset((bool, int, float, str, type(None)))
 
 
 class _Recent(NamedTuple):
-    """An op's last planned call: decode loops repeat it, so it is compared before the long key."""
+    """An op's last planned call: decode loops repeat it, so it is compared before the long key.
+
+    Attributes:
+        twins: Places of tensors that are one: the guards take each tensor once, and say no to a
+            call in which others are.
+    """
 
     surroundings: tuple[Any, ...]
     check: Callable[..., bool]
+    twins: tuple[tuple[int, int], ...]
     key: tuple[Any, ...]
     plan: Plan
+
+    def fits(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether these tensors are of the kinds and forms of the last call's."""
+        if not self.twins:
+            return self.check(*tensors)
+        later = {place for _, place in self.twins}
+        once = [tensor for place, tensor in enumerate(tensors) if place not in later]
+        # Fewer tensors than places: another call than this one.
+        same = all(b < len(tensors) and tensors[a] is tensors[b] for a, b in self.twins)
+        return same and self.check(*once)
 
 
 class _Plans(threading.local):
@@ -93,7 +109,7 @@ def find_plan(
     recent = _plans.recent.get(op)
     if recent is not None and recent.surroundings == surroundings:
         try:
-            if recent.check(*tensors):
+            if recent.fits(tensors):
                 return recent.key, recent.plan
         except TypeError:
             # Something is no tensor: the long road says what.
@@ -106,12 +122,16 @@ def find_plan(
     key = tuple(parts)
     plan = _plans.found.get(key)
     if plan is not None and _Guards is not None:
+        first = {id(tensor): place for place, tensor in reversed(list(enumerate(tensors)))}
+        places = enumerate(map(id, tensors))
+        twins = tuple((first[number], place) for place, number in places if first[number] != place)
+        once = [tensors[place] for place in sorted(first.values())]
         guards = _Guards(
-            *tensors,
-            dynamic_dims_sizes=[list(tensor.shape) for tensor in tensors],
-            dynamic_dims_strides=[list(tensor.stride()) for tensor in tensors],
+            *once,
+            dynamic_dims_sizes=[list(tensor.shape) for tensor in once],
+            dynamic_dims_strides=[list(tensor.stride()) for tensor in once],
         )
-        _plans.recent[op] = _Recent(surroundings, guards.check, key, plan)
+        _plans.recent[op] = _Recent(surroundings, guards.check, twins, key, plan)
     return key, plan
 
 

@@ -16,6 +16,7 @@ from statescan.backends.cuda._slots import extent, list_fields, meets, separate,
 from statescan.backends.cuda._strides import NAMES, address, dtype, strides
 from statescan.backends.cuda.launch import launch
 from statescan.backends.cuda.sequences import MOST_BLOCKS
+from statescan.backends.cuda.tables.base import packer
 from statescan.backends.cuda.tables.causal_conv1d_update import CHANNELS, STATE_LENS, THREADS
 
 _TAPS = 4
@@ -30,7 +31,7 @@ class _Form(NamedTuple):
 
     instance: str
     grid: tuple[int, int, int]
-    fields: tuple[int, ...]
+    rest: bytes
 
 
 def causal_conv1d_update_plan(*args: Any) -> Callable[[Sequence[Tensor]], None]:
@@ -65,7 +66,7 @@ def causal_conv1d_update_plan(*args: Any) -> Callable[[Sequence[Tensor]], None]:
         # A plan is made from strides; vectors need addresses that fit too.
         form = forms[(x | state | taps | bias | out) % 16 == 0]
         addresses = (x, out, state, state, 0, taps, bias, 0, 0, 0, 0)
-        launch("causal_conv1d_update", form.instance, device, form.grid, addresses + form.fields)
+        launch("causal_conv1d_update", form.instance, device, form.grid, addresses, None, form.rest)
 
     return planned
 
@@ -101,7 +102,7 @@ def causal_conv1d_update(
         *(*lists, by_row, _all_aligned(x, result, conv_state, start, weight, bias)),
     )
     addresses = tuple(address(tensor) for tensor in (*tensors, *lists))
-    launch("causal_conv1d_update", form.instance, x.device, form.grid, addresses + form.fields)
+    launch("causal_conv1d_update", form.instance, x.device, form.grid, addresses, None, form.rest)
     if result is not out:
         out.copy_(result)
 
@@ -140,7 +141,7 @@ def _describe(
         instance = f"{NAMES[x.dtype]}_columns{state_len}"
         grid = (groups, min(-(-batch // rows), _MOST_BLOCKS_Y), 1)
     bits, list_strides = list_fields(read, write, accepted, positions)
-    fields = (
+    numbers = (
         *(*_tokens(x), *_tokens(out), *conv_state.stride(), *start.stride(), *strides(kept, 4)),
         *(*weight.stride(), *strides(bias, 1)),
         *map(dtype, (x, out, conv_state, kept, weight, bias)),
@@ -148,7 +149,7 @@ def _describe(
         0 if kept is None else kept.shape[1],
         *(batch, num_tokens, dim, width, state_len, int(silu), rows),
     )
-    return _Form(instance, grid, fields)
+    return _Form(instance, grid, packer(len(numbers)).pack(*numbers))
 
 
 def _is_dense(

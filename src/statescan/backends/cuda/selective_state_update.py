@@ -17,6 +17,7 @@ from statescan.backends._state_axes import StateAxes
 from statescan.backends.cuda._slots import list_fields, separate, starting_pool
 from statescan.backends.cuda._strides import NAMES, address, dtype
 from statescan.backends.cuda.launch import launch
+from statescan.backends.cuda.tables.base import packer
 from statescan.backends.cuda.tables.selective_state_update import (
     ANY_VECTORS,
     AXES,
@@ -45,7 +46,7 @@ class _Form(NamedTuple):
 
     instance: str
     grid: tuple[int, int, int]
-    fields: tuple[int, ...]
+    rest: bytes
 
 
 class _Axes(StateAxes):
@@ -104,8 +105,8 @@ def selective_state_update_plan(
             rest = iter(found)
             found = [next(rest) if there else 0 for there in present]
         state = found[0]
-        values = (state, state, 0, *found[1:], 0, 0, 0, *form.fields)
-        launch("selective_state_update", form.instance, device, form.grid, values)
+        values = (state, state, 0, *found[1:], 0, 0, 0)
+        launch("selective_state_update", form.instance, device, form.grid, values, None, form.rest)
 
     return planned
 
@@ -143,7 +144,7 @@ def selective_state_update(
     lists = (read, write, num_accepted_tokens)
     form = describe(dict(zip(TABLES, given)), lists, dt_softplus, pad_slot_id, by_row)
     addresses = tuple(address(tensor) for tensor in (*given, *lists))
-    launch("selective_state_update", form.instance, x.device, form.grid, addresses + form.fields)
+    launch("selective_state_update", form.instance, x.device, form.grid, addresses, None, form.rest)
     if result is not out:
         out.copy_(result)
 
@@ -192,7 +193,7 @@ def describe(
         warps = axes.num_heads * head_tiles
         rows = min(batch, max(1, _ENOUGH_WARPS // warps))
     bits, list_strides = list_fields(*lists)
-    fields = (
+    numbers = (
         *(stride for name in TABLES for stride in axes.strides(name, tensors[name])),
         *(dtype(tensors[name]) for name in TABLES if name != "start"),
         *(int(in_vectors[name]) for name in _VECTORED),
@@ -203,7 +204,7 @@ def describe(
         *(lanes, head_tiles, tile_channels),
     )
     grid = (-(-warps // (THREADS // _WARP)), min(rows, _MOST_ROWS), 1)
-    return _Form(instance, grid, fields)
+    return _Form(instance, grid, packer(len(numbers)).pack(*numbers))
 
 
 def _choose(

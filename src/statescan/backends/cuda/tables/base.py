@@ -7,10 +7,16 @@ Data only: no torch, no driver, so that a build machine needs neither.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from struct import Struct
 
 POINTER, INTEGER = "ptr", "i64"
+
+
+@lru_cache(maxsize=256)
+def packer(count: int) -> Struct:
+    """Packs so many neighbouring fields of a struct."""
+    return Struct(f"<{count}q")
 
 
 @dataclass(frozen=True)
@@ -48,7 +54,7 @@ class Kernel:
     @cached_property
     def packer(self) -> Struct:
         """Packs the fields' values, in their order."""
-        return Struct(f"<{len(self.fields)}q")
+        return packer(len(self.fields))
 
     @cached_property
     def by_suffix(self) -> dict[str, Instance]:
