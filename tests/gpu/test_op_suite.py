@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import differential
 from helpers.on_gpu import moved
 
 from statescan import ops
@@ -76,7 +75,6 @@ if not torch.cuda.is_available():
 @pytest.fixture
 def backend(monkeypatch):
     """The backend's name; while it is in use the public ops compute on the GPU."""
-    monkeypatch.setattr(differential, "PLAIN_DEVICE", "cuda")
     for op in ALL_OPS:
         monkeypatch.setattr(ops, op, moved(getattr(ops, op)))
     return "cuda"

@@ -120,9 +120,9 @@ def test_output_bias_inside_the_fused_op_has_a_gradient(backend):
 @pytest.mark.parametrize("seqlen", AROUND)
 @pytest.mark.parametrize("kind", [{}, {"ngroups": 2}, {"constant": "BC"}])
 def test_any_length(backend, seqlen, kind):
-    """B16."""
-    kwargs = scan_inputs(1, 2, seqlen, **kind)
-    check_sequence(OP, kwargs | {"reverse": seqlen % 2 == 0}, backend)
+    """B16. With constant B and C some states are small sums of large terms."""
+    kwargs = scan_inputs(1, 2, seqlen, **kind) | {"reverse": seqlen % 2 == 0}
+    check_sequence(OP, kwargs, backend, ill_conditioned=bool(kind.get("constant")))
 
 
 @pytest.mark.parametrize("seqlen", LONG)

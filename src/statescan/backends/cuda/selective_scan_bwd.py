@@ -294,7 +294,9 @@ class _Call(NamedTuple):
         parts_A = A.new_empty((rows, dim, dstate))
         parts_D, parts_bias = A.new_empty((2, rows, dim)).unbind()
         parts_B, parts_C = (w.workspace(layout, batch, seqlen) for w in (self.B, self.C))
-        scratch = self._scratch(layout, parts_A)
+        # A row of one chunk that it does not fill has fewer tiles; with 256 states each takes MiBs.
+        tiles = min(scan_chunk_size(dstate), -(-seqlen // TILE) * TILE) // TILE
+        scratch = self._scratch(layout, parts_A, tiles)
         values = (
             *self._addresses(),
             *(_address(t) for t in (parts_A, parts_B, parts_C, parts_D, parts_bias)),
@@ -302,7 +304,7 @@ class _Call(NamedTuple):
             *self._strides(),
             *(*groups, *(self._weight_vectors(w.values) for w in (self.B, self.C))),
             *(batch, dim, seqlen, dstate, layout.num_chunks),
-            *(scan_chunk_size(dstate) // TILE, layout.unit, layout.blocks_per_unit),
+            *(tiles, layout.unit, layout.blocks_per_unit),
             *(layout.blocks_per_row, layout.num_segments, layout.segment_chunks),
             *(_part_steps(seqlen), int(self.dt_softplus), int(self.reverse)),
             int(is_channel_last(x)),
@@ -362,7 +364,7 @@ class _Call(NamedTuple):
     def _weight_vectors(self, weights: Tensor) -> int:
         return int(not self.reverse and weights.dim() == 4 and _vectors(weights))
 
-    def _scratch(self, layout: Layout, like: Tensor) -> tuple[Tensor | None, ...]:
+    def _scratch(self, layout: Layout, like: Tensor, chunk_tiles: int) -> tuple[Tensor | None, ...]:
         """Carries and sums of dt of segments; carries and states of tiles for many states."""
         rows, dim, dstate = like.shape
         carries = sums = own = tiles = None
@@ -370,7 +372,7 @@ class _Call(NamedTuple):
             carries, sums = torch.empty_like(like), like.new_empty((rows, dim))
         if not layout.states:
             own = torch.empty_like(like)
-            count = scan_chunk_size(dstate) // TILE * -(-dstate // GROUP) * THREADS * 4
+            count = chunk_tiles * -(-dstate // GROUP) * THREADS * 4
             tiles = like.new_empty((rows * layout.blocks_per_row, count))
         return carries, sums, own, tiles
 

@@ -16,10 +16,7 @@ template <typename T> __device__ __forceinline__ u32 load_bits(const T *source) 
 // softplus up to `linear_from` and the value itself from there on, without a branch: 20 as usual,
 // or -infinity for no softplus at all.
 __device__ __forceinline__ float softplus_until(float linear_from, float value) {
-    const float e = exp2_approx(value * STATESCAN_LOG2E);
-    const float series = e * fmaf(e, fmaf(e, fmaf(e, -0.25f, 0.33333334f), -0.5f), 1.0f);
-    const float usual = log2_approx(1.0f + e) * STATESCAN_LN2;
-    const float small = e < 0.03125f ? series : usual;
+    const float small = log_1_plus(exp2_approx(value * STATESCAN_LOG2E));
     return value >= linear_from ? value : small;
 }
 

@@ -82,15 +82,6 @@ __device__ __forceinline__ void store_bits_if(T *target, T value, bool wanted) {
     store_16_if(target, value.bits, wanted);
 }
 
-// softplus of common.cuh without a branch.
-__device__ __forceinline__ float smooth_step(float value) {
-    const float e = exp2_approx(value * STATESCAN_LOG2E);
-    const float series = e * (1.0f + e * (-0.5f + e * (0.33333334f - 0.25f * e)));
-    const float logarithm = log2_approx(1.0f + e) * STATESCAN_LN2;
-    const float result = e < 0.03125f ? series : logarithm;
-    return value > 20.0f ? value : result;
-}
-
 template <bool FIRST, typename A, typename B> struct Pick {
     using type = A;
 };

@@ -65,7 +65,7 @@ struct BackwardTokens
             if (p.dt_softplus) {
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
-                    dt[i] = smooth_step(dt[i]);
+                    dt[i] = softplus(dt[i]);
                 }
             }
 #pragma unroll

@@ -64,7 +64,7 @@ def _shared_bytes(large: bool, parts: int) -> int:
 _SUMMARY_BYTES = 4 * (2 * CHANNELS * (TILE + 4) + TILE * GROUP + TILE) + 128
 
 
-WIDE_PARTS = 4
+WIDE_PARTS = 2
 """Parts of 32 channels, with 128 threads each, that a wide block has; others have one."""
 
 
