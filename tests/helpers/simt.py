@@ -97,13 +97,16 @@ class Simulator:
         target = self.folder / f"{kernel.symbol(instance)}_{source.text_hash(text)}.so"
         if not target.exists():
             assert COMPILER is not None, "a C++ compiler is needed: apt-get install g++"
-            written = target.with_suffix(".cpp")
+            # Processes share the folder; none may load what another has not finished.
+            made = target.with_suffix(f".{os.getpid()}.so")
+            written = made.with_suffix(".cpp")
             written.write_text(text)
             subprocess.run(
                 (COMPILER, *FLAGS, f"-D__CUDA_ARCH__={self.architecture}", f"-I{HERE}")
-                + ("-o", str(target), str(written)),
+                + ("-o", str(made), str(written)),
                 check=True,
             )
+            made.replace(target)
         return target
 
 

@@ -16,7 +16,7 @@ template <typename T> __device__ __forceinline__ u32 load_bits(const T *source) 
 // softplus up to `linear_from` and the value itself from there on, without a branch: 20 as usual,
 // or -infinity for no softplus at all.
 __device__ __forceinline__ float softplus_until(float linear_from, float value) {
-    const float small = log_1_plus(exp2_approx(value * STATESCAN_LOG2E));
+    const float small = log_1_plus(exponential(value));
     return value >= linear_from ? value : small;
 }
 
