@@ -44,6 +44,9 @@ inline float log2_approx(float value) {
     const float exact = flushed(std::log2(flushed(value)));
     return value > 0.5f && value < 2.0f ? std::floor(exact * 0x1p22f) * 0x1p-22f : exact;
 }
+inline float larger_or_nan(float a, float b) {
+    return a < b ? b : a;
+}
 inline float reciprocal_approx(float value) {
     return flushed(1.0f / flushed(value));
 }

@@ -144,6 +144,12 @@ def _cut_rows(road: str, x: Tensor) -> tuple[int, tuple[int, int, int]]:
     if road == "rows":
         stretch, blocks = _ROW_STRETCH, -(-dim // (_THREADS // 32))
         stretches = -(-(seqlen + _lead(x)) // stretch)
+        # A warp takes several short rows: it waits for its taps once.
+        together = max(1, min(stretch // seqlen, batch * dim // _ENOUGH_WARPS))
+        return stretch, (
+            *(blocks, min(stretches, _MOST_BLOCKS_YZ)),
+            min(-(-batch // together), _MOST_BLOCKS_YZ),
+        )
     else:
         channels = 1 if road == "walk_any" else fwd_table.WALK_CHANNELS
         stretch, _ = _cut(batch * dim // channels, seqlen, _STRETCHES)

@@ -34,8 +34,9 @@ _FULL = ("A", "D", "dt_bias")
 _VECTORED = ("state", "start", "kept", "A", "B", "C")
 _VECTOR, _WARP = 4, 32
 _MOST_ROWS = 65535  # of the second axis of a grid
-_ENOUGH_WARPS = 1 << 13
-"""What fills the largest GPU once or twice; a warp has more rows or channels beyond that."""
+_ENOUGH_WARPS = 1 << 15
+"""What fills the largest GPU a dozen times, so that the last of them do not run alone for long; a
+warp has more rows or channels beyond that."""
 _MOST_CHANNELS = 64  # of a warp on the road of heads
 _HEAD_STATES = (64, 128, 256, 512)
 """Where lanes share a channel evenly, at least 4 of them: fewer load in too small pieces."""

@@ -125,12 +125,13 @@ __device__ __forceinline__ void add_partials(const Params &p) {
     }
 }
 
-template <Road ROAD, typename T, int TAPS, int CHANNELS>
+// COUNT: tiles of a lane at once (ROWS), or channels of a thread (WALK).
+template <Road ROAD, typename T, int TAPS, int COUNT>
 __device__ __forceinline__ void causal_conv1d_bwd(const Params &p) {
     if constexpr (ROAD == ROWS) {
-        gradients_rows<T, TAPS>(p);
+        gradients_rows<T, TAPS, COUNT>(p);
     } else if constexpr (ROAD == WALK) {
-        gradients_walk<T, TAPS, CHANNELS>(p);
+        gradients_walk<T, TAPS, COUNT>(p);
     } else if constexpr (ROAD == ANY) {
         gradients_any(p);
     } else {

@@ -69,7 +69,16 @@ template <typename T, int TAPS> struct Row {
     int seqlen, width;
     bool together; // whether vectors of x and out are aligned together
     bool reverse, silu;
+    WarpTaps<TAPS> taps; // on their way until the first inputs are
+    bool known;
     float tap[TAPS], bias;
+
+    __device__ __forceinline__ void know_taps() {
+        if (!known) {
+            taps.share(tap, bias);
+            known = true;
+        }
+    }
 };
 
 enum TileKind { WHOLE, EDGE, OUTSIDE };
@@ -172,7 +181,7 @@ template <typename T, int TAPS> struct Tile {
 // Tiles amid an aligned row, of all lanes. Nothing is asked of them but whether the row begins (in
 // reverse: ends) with one, which has no halo; what else may be special is for `repair`.
 template <typename T, int TAPS, int COUNT, bool REVERSE, bool SILU>
-__device__ __forceinline__ void convolve_whole(const Row<T, TAPS> &row, int &base, int limit) {
+__device__ __forceinline__ void convolve_whole(Row<T, TAPS> &row, int &base, int limit) {
     constexpr int STEP = 32 * CONV_BATCH, HALO = TAPS - 1;
     int token = base + static_cast<int>(threadIdx.x % 32) * CONV_BATCH;
     const T *x = row.x + token;
@@ -191,6 +200,7 @@ __device__ __forceinline__ void convolve_whole(const Row<T, TAPS> &row, int &bas
                 halo[k].load(x + k * STEP + (REVERSE ? CONV_BATCH : -TAPS));
             }
         }
+        row.know_taps();
 #pragma unroll
         for (int k = 0; k < COUNT; k++) {
             float result[CONV_BATCH];
@@ -226,7 +236,7 @@ __device__ __forceinline__ void convolve_whole(const Row<T, TAPS> &row, int &bas
 }
 
 template <typename T, int TAPS, int COUNT>
-__device__ __forceinline__ void convolve_whole(const Row<T, TAPS> &row, int &base, int limit) {
+__device__ __forceinline__ void convolve_whole(Row<T, TAPS> &row, int &base, int limit) {
     if (row.reverse) {
         row.silu ? convolve_whole<T, TAPS, COUNT, true, true>(row, base, limit)
                  : convolve_whole<T, TAPS, COUNT, true, false>(row, base, limit);
@@ -260,8 +270,10 @@ __device__ __forceinline__ void convolve_rows(const Params &p) {
     }
     constexpr int STEP = 32 * CONV_BATCH;
     const int stretch = static_cast<int>(p.stretch), seqlen = static_cast<int>(p.seqlen);
+    Row<T, TAPS> row{p};
+    row.taps.load(p, channel);
+    row.known = false;
     for (i64 number = blockIdx.z; number < p.batch; number += gridDim.z) {
-        Row<T, TAPS> row{p};
         row.x = static_cast<const T *>(p.x) + number * p.x_batch_stride + channel * p.x_dim_stride;
         row.out =
             static_cast<T *>(p.out) + number * p.out_batch_stride + channel * p.out_dim_stride;
@@ -273,16 +285,9 @@ __device__ __forceinline__ void convolve_rows(const Params &p) {
         row.silu = p.silu != 0;
         const int lead = static_cast<int>(RowVectors<T>{row.x, seqlen}.lead());
         row.together = RowVectors<T>{row.out, seqlen}.lead() == lead;
-        WarpTaps<TAPS> taps;
-        taps.load(p, channel);
-        bool shared = false;
         for (int start = static_cast<int>(blockIdx.y) * stretch - lead; start < seqlen;
              start += static_cast<int>(gridDim.y) * stretch) {
             const int limit = start + stretch < seqlen ? start + stretch : seqlen;
-            if (!shared) {
-                taps.share(row.tap, row.bias);
-                shared = true;
-            }
             // In reverse a halo follows the tile, and must be in the row whole or not at all.
             const bool ragged = row.reverse && ((seqlen - start) & (CONV_BATCH - 1)) != 0;
             const int whole = ragged ? static_cast<int>(smaller(limit, seqlen - TAPS)) : limit;
@@ -292,6 +297,7 @@ __device__ __forceinline__ void convolve_rows(const Params &p) {
             for (int base = start; base < limit;) {
                 if (row.together && base >= 0) {
                     convolve_whole<T, TAPS, COUNT>(row, base, whole);
+                    convolve_whole<T, TAPS, COUNT / 2>(row, base, whole);
                     convolve_whole<T, TAPS, 1>(row, base, whole);
                     if (base >= limit) {
                         break;
@@ -300,6 +306,7 @@ __device__ __forceinline__ void convolve_rows(const Params &p) {
                 const int token = base + lane * CONV_BATCH;
                 Tile<T, TAPS> tile;
                 tile.load(row, token, limit);
+                row.know_taps();
                 tile.store(row, token);
                 rests = rests || Tile<T, TAPS>::rest(row, token, tile.kind) != 0;
                 base += STEP;

@@ -285,37 +285,47 @@ template <typename T, int TAPS> struct Tile {
 };
 
 // Tiles amid an aligned row without marks, of all lanes: nothing is asked but where the row ends.
-template <typename T, int TAPS, bool REVERSE, bool SILU>
+// COUNT of them are on their way at once.
+template <typename T, int TAPS, int COUNT, bool REVERSE, bool SILU>
 __device__ __forceinline__ void gradients_whole(const Gradients &place, const Row<T> &row,
                                                 int &base, int limit, const float (&tap)[TAPS],
                                                 float bias, float (&dtap)[TAPS], float &dbias) {
     constexpr int STEP = 32 * CONV_BATCH;
     int token = base + static_cast<int>(threadIdx.x % 32) * CONV_BATCH;
 #pragma unroll 1
-    for (; base + STEP <= limit; base += STEP) {
-        const bool low = token > 0, high = token + CONV_BATCH < row.seqlen;
-        Tile<T, TAPS> tile;
-        tile.template load<REVERSE>(row, token, low, high);
-        tile.template run<REVERSE, SILU>(place, row, row.dx + token, REVERSE ? !low : !high, tap,
-                                         bias, dtap, dbias);
-        token += STEP;
+    for (; base + COUNT * STEP <= limit; base += COUNT * STEP) {
+        Tile<T, TAPS> tiles[COUNT];
+#pragma unroll
+        for (int k = 0; k < COUNT; k++) {
+            const int here = token + k * STEP;
+            tiles[k].template load<REVERSE>(row, here, k > 0 || here > 0,
+                                            here + CONV_BATCH < row.seqlen);
+        }
+#pragma unroll
+        for (int k = 0; k < COUNT; k++) {
+            const int here = token + k * STEP;
+            const bool ends = REVERSE ? here == 0 : here + CONV_BATCH == row.seqlen;
+            tiles[k].template run<REVERSE, SILU>(place, row, row.dx + here, ends, tap, bias, dtap,
+                                                 dbias);
+        }
+        token += COUNT * STEP;
     }
 }
 
-template <typename T, int TAPS>
+template <typename T, int TAPS, int COUNT>
 __device__ __forceinline__ void gradients_whole(const Gradients &place, const Row<T> &row,
                                                 int &base, int limit, const float (&tap)[TAPS],
                                                 float bias, float (&dtap)[TAPS], float &dbias) {
     if (row.reverse) {
-        row.silu
-            ? gradients_whole<T, TAPS, true, true>(place, row, base, limit, tap, bias, dtap, dbias)
-            : gradients_whole<T, TAPS, true, false>(place, row, base, limit, tap, bias, dtap,
-                                                    dbias);
+        row.silu ? gradients_whole<T, TAPS, COUNT, true, true>(place, row, base, limit, tap, bias,
+                                                               dtap, dbias)
+                 : gradients_whole<T, TAPS, COUNT, true, false>(place, row, base, limit, tap, bias,
+                                                                dtap, dbias);
     } else {
-        row.silu
-            ? gradients_whole<T, TAPS, false, true>(place, row, base, limit, tap, bias, dtap, dbias)
-            : gradients_whole<T, TAPS, false, false>(place, row, base, limit, tap, bias, dtap,
-                                                     dbias);
+        row.silu ? gradients_whole<T, TAPS, COUNT, false, true>(place, row, base, limit, tap, bias,
+                                                                dtap, dbias)
+                 : gradients_whole<T, TAPS, COUNT, false, false>(place, row, base, limit, tap, bias,
+                                                                 dtap, dbias);
     }
 }
 
@@ -357,7 +367,8 @@ gradients_tile(const Gradients &place, const Row<T> &row, int token, const float
 }
 
 // The grid's x counts groups of 4 channels, a warp each, and y parts: stretches of some rows.
-template <typename T, int TAPS> __device__ __forceinline__ void gradients_rows(const Params &p) {
+template <typename T, int TAPS, int COUNT>
+__device__ __forceinline__ void gradients_rows(const Params &p) {
     constexpr int STEP = 32 * CONV_BATCH;
     __shared__ SharedWindow<TAPS> window;
     const int lane = threadIdx.x % 32, seqlen = static_cast<int>(p.seqlen);
@@ -410,7 +421,12 @@ template <typename T, int TAPS> __device__ __forceinline__ void gradients_rows(c
 #pragma unroll 1
             for (int base = start; base < limit;) {
                 if (quick && base >= from) {
-                    gradients_whole<T, TAPS>(place, row, base, whole, tap, bias, dtap, dbias);
+                    gradients_whole<T, TAPS, COUNT>(place, row, base, whole, tap, bias, dtap,
+                                                    dbias);
+                    if (COUNT > 1) {
+                        gradients_whole<T, TAPS, 1>(place, row, base, whole, tap, bias, dtap,
+                                                    dbias);
+                    }
                     if (base >= limit) {
                         break;
                     }

@@ -58,6 +58,17 @@ __device__ __forceinline__ float reciprocal_approx(float value) {
     return result;
 }
 
+// The larger; NaN if one is. Before sm_80 no instruction keeps NaN.
+__device__ __forceinline__ float larger_or_nan(float a, float b) {
+#if __CUDA_ARCH__ >= 800
+    float result;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+    return result;
+#else
+    return a < b ? b : a;
+#endif
+}
+
 // Loads through the read-only path, of memory that nothing writes meanwhile.
 __device__ __forceinline__ u32 load_32(const void *source) {
     u32 bits;

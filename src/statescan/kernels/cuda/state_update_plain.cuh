@@ -41,30 +41,32 @@ __device__ __forceinline__ void update_channels(const P &p) {
         return;
     }
     const u32 first = (tile - head * tiles) * static_cast<u32>(p.tile_channels) + lane / lanes;
-    const i64 B_at = head / static_cast<u32>(p.B_heads) * p.B_group_stride + begin;
-    const i64 C_at = head / static_cast<u32>(p.C_heads) * p.C_group_stride + begin;
+    // Lanes beyond the last channel or state load what another one has: without a branch all loads
+    // of a row are on their way at once.
+    const bool has_states = begin < static_cast<int>(p.dstate);
+    const int first_state = has_states ? begin : 0;
+    const i64 B_at = head / static_cast<u32>(p.B_heads) * p.B_group_stride + first_state;
+    const i64 C_at = head / static_cast<u32>(p.C_heads) * p.C_group_stride + first_state;
     bool inside[CHANNELS];
     int from[CHANNELS], to[CHANNELS], x_at[CHANNELS], dt_at[CHANNELS], z_at[CHANNELS];
     int out_at[CHANNELS];
     float rate[CHANNELS][4], dt_bias[CHANNELS], D[CHANNELS];
 #pragma unroll
     for (int n = 0; n < CHANNELS; n++) {
-        const u32 channel = first + n * together;
-        inside[n] = channel < head_channels && begin < static_cast<int>(p.dstate);
-        from[n] = head * p.start_head_stride + channel * p.start_channel_stride + begin;
-        to[n] = head * p.state_head_stride + channel * p.state_channel_stride + begin;
+        const u32 wanted = first + n * together;
+        const u32 channel = wanted < head_channels ? wanted : head_channels - 1;
+        inside[n] = wanted < head_channels && has_states;
+        from[n] = head * p.start_head_stride + channel * p.start_channel_stride + first_state;
+        to[n] = head * p.state_head_stride + channel * p.state_channel_stride + first_state;
         x_at[n] = head * p.x_head_stride + channel * p.x_channel_stride;
         dt_at[n] = head * p.dt_head_stride + channel * p.dt_channel_stride;
-        z_at[n] = head * p.z_head_stride + channel * p.z_channel_stride;
+        z_at[n] = p.z ? head * p.z_head_stride + channel * p.z_channel_stride : x_at[n];
         out_at[n] = head * p.out_head_stride + channel * p.out_channel_stride;
         dt_bias[n] = D[n] = 0.0f;
-        if (!inside[n]) {
-            continue;
-        }
         const float *A =
             static_cast<const float *>(p.A) + head * p.A_head_stride + channel * p.A_channel_stride;
         if (p.A_vectors) {
-            load_n<float, 4>(A, begin, 0, rate[n]);
+            load_n<float, 4>(A, first_state, 0, rate[n]);
         } else {
             rate[n][0] = rate[n][1] = rate[n][2] = rate[n][3] = A[0];
         }
@@ -81,6 +83,8 @@ __device__ __forceinline__ void update_channels(const P &p) {
             rate[n][i] = rate_of(p, rate[n][i]);
         }
     }
+    const X *const z_or_x = static_cast<const X *>(p.z ? p.z : p.x);
+    const i64 z_row_stride = p.z ? p.z_row_stride : p.x_row_stride;
     for (i64 row = blockIdx.y; row < p.batch; row += gridDim.y) {
         const RowSlots slots = slots_of(p, row);
         X *out = static_cast<X *>(p.out) + row * p.out_row_stride;
@@ -96,33 +100,32 @@ __device__ __forceinline__ void update_channels(const P &p) {
         const T *start = static_cast<const T *>(p.start) + slots.read * p.start_row_stride;
         const X *xs = static_cast<const X *>(p.x) + row * p.x_row_stride;
         const X *dts = static_cast<const X *>(p.dt) + row * p.dt_row_stride;
-        const X *zs = static_cast<const X *>(p.z) + row * p.z_row_stride;
+        const X *zs = z_or_x + row * z_row_stride;
         float state[CHANNELS][4], x[CHANNELS], dt[CHANNELS], z[CHANNELS], B[4], C[4];
         float sum[CHANNELS];
 #pragma unroll
         for (int n = 0; n < CHANNELS; n++) {
-            if (inside[n]) {
-                load_n<T, 4>(start, from[n], 0, state[n]);
-                x[n] = to_float(xs[x_at[n]]);
-                dt[n] = to_float(dts[dt_at[n]]) + dt_bias[n];
-                z[n] = p.z ? to_float(zs[z_at[n]]) : 0.0f;
-            }
+            load_n<T, 4>(start, from[n], 0, state[n]);
+            x[n] = to_float(xs[x_at[n]]);
+            dt[n] = to_float(dts[dt_at[n]]) + dt_bias[n];
+            z[n] = to_float(zs[z_at[n]]);
         }
-        if (inside[0]) {
-            load_n<X, 4>(p.B, row * p.B_row_stride + B_at, 0, B);
-            load_n<X, 4>(p.C, row * p.C_row_stride + C_at, 0, C);
+        load_n<X, 4>(p.B, row * p.B_row_stride + B_at, 0, B);
+        load_n<X, 4>(p.C, row * p.C_row_stride + C_at, 0, C);
+        if (p.dt_softplus) {
+#pragma unroll
+            for (int n = 0; n < CHANNELS; n++) {
+                dt[n] = softplus(dt[n]);
+            }
         }
 #pragma unroll
         for (int n = 0; n < CHANNELS; n++) {
+            const float input = dt[n] * x[n];
             sum[n] = 0.0f;
-            if (inside[n]) {
-                const float step = p.dt_softplus ? softplus(dt[n]) : dt[n];
-                const float input = step * x[n];
 #pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    state[n][i] = exp2_approx(rate[n][i] * step) * state[n][i] + input * B[i];
-                    sum[n] += state[n][i] * C[i];
-                }
+            for (int i = 0; i < 4; i++) {
+                state[n][i] = exp2_approx(rate[n][i] * dt[n]) * state[n][i] + input * B[i];
+                sum[n] += has_states ? state[n][i] * C[i] : 0.0f;
             }
         }
         sum_over_lanes(sum, lanes);

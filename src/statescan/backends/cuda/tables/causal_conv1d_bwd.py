@@ -9,6 +9,9 @@ from statescan.backends.cuda.tables.causal_conv1d_fwd import TYPES
 ROW_THREADS = 128
 """Threads of a block of the instances for rows, as in the kernel."""
 
+ROW_TILES = 2
+"""Tiles of 8 tokens that a lane of them has on their way at once, with up to 4 taps."""
+
 WALK_CHANNELS = 2
 """Neighbouring channels that a thread of the instances for channel-last has."""
 
@@ -16,9 +19,9 @@ INSTANCES = (
     *(
         Instance(
             f"rows_{name}_taps{taps}",
-            f"ROWS, {kind}, {taps}, 1",
+            f"ROWS, {kind}, {taps}, {ROW_TILES if taps == 4 else 1}",
             threads=ROW_THREADS,
-            min_blocks=4 if taps == 4 else 3,
+            min_blocks=4,
         )
         for name, kind in TYPES
         for taps in (4, 8)

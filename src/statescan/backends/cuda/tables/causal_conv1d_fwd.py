@@ -8,7 +8,7 @@ from statescan.backends.cuda.tables.base import INTEGER, POINTER, Instance, Kern
 VECTOR = 8
 """Tokens of a vector of the instances for rows."""
 
-ROW_VECTORS = 2
+ROW_VECTORS = 4
 """Vectors that a thread of them makes at once."""
 
 WALK_CHANNELS = 2
@@ -22,7 +22,7 @@ INSTANCES = (
             f"rows_{name}_taps{taps}",
             f"ROWS, {kind}, {taps}, {ROW_VECTORS}",
             threads=128,
-            min_blocks=8 if taps == 4 else 5,
+            min_blocks=6 if taps == 4 else 5,
         )
         for name, kind in TYPES
         for taps in (4, 8)

@@ -8,7 +8,7 @@ from statescan.backends.cuda.tables.causal_conv1d_fwd import TYPES
 
 THREADS = 128
 
-CHANNELS = 4
+CHANNELS = 2
 """Channels that a group of lanes has at once on the road of channels, 4 states a lane."""
 
 HEAD_VECTORS = 4
