@@ -65,7 +65,8 @@ def families():
 def in_pieces(model, ids):
     """Logits of the last token when the prompt comes in two chunks, and in one."""
     first = model(ids[:, :5], use_cache=True)
-    name = "cache" if "cache" in first else "past_key_values"
+    # Releases and families call it differently.
+    name = next(n for n in ("cache", "cache_params", "past_key_values") if n in first)
     second = model(ids[:, 5:], use_cache=True, **{name: first[name]}).logits[:, -1]
     return second, model(ids, use_cache=True).logits[:, -1]
 
