@@ -2,7 +2,7 @@
 """Every instance of the convolution kernels, run by ``helpers/simt.h``, over rows long enough.
 
 The roads have loops in which nothing is asked; lengths are such that these run, begin and end at
-every place of a vector. Each test says which instance must run; together they say all of the tables.
+every place of a vector. Each test says which instance must run, and together they say all.
 """
 
 from __future__ import annotations
