@@ -18,6 +18,7 @@ from statescan.backends.cuda import causal_conv1d as conv
 from statescan.backends.cuda import causal_conv1d_update as conv_update
 from statescan.backends.cuda import selective_state_update as state_update
 from statescan.backends.cuda import sequences, tables
+from statescan.backends.cuda.tables.base import packer
 from statescan.ops import _plans
 
 MODULES = {
@@ -36,11 +37,18 @@ class Recorder:
         self.calls: list[tuple[str, str, tuple[int, int, int]]] = []
 
     def __call__(
-        self, stem: str, suffix: str, device: torch.device, grid: Any, values: Any
+        self,
+        stem: str,
+        suffix: str,
+        device: torch.device,
+        grid: Any,
+        values: Any,
+        shared_bytes: Any = None,
+        rest: bytes = b"",
     ) -> None:
         kernel = tables.kernel(stem)
         assert suffix in kernel.by_suffix
-        assert len(kernel.packer.pack(*values)) == 8 * len(kernel.fields)
+        assert len(packer(len(values)).pack(*values) + rest) == kernel.packer.size
         assert all(1 <= size <= limit for size, limit in zip(grid, LIMITS, strict=True))
         self.calls.append((stem, suffix, grid))
 
@@ -91,7 +99,7 @@ def test_a_planned_call_launches_once_and_what_the_long_road_launches(recorder: 
     assert recorder.calls[:2] == recorder.calls[2:4] == recorder.calls[4:]
     assert [suffix for _, suffix, _ in recorder.calls[:2]] == [
         "float32_columns4",
-        "float32_float32_vectors1",
+        "float32_float32_channels",
     ]
 
 
@@ -118,51 +126,10 @@ def test_grids_are_within_limits_whatever_the_shape(
     conv.causal_conv1d_fwd(x, small, None, None, None, None, True, False)
     conv.causal_conv1d_bwd(x, None, x, small, None, None, None, None, True, False)
     stems = [stem for stem, _, _ in recorder.calls]
-    assert stems == sorted(stems, reverse=True)
-    assert set(stems) == {"causal_conv1d_fwd", "causal_conv1d_bwd"}
-    assert recorder.calls[-1][1] == "sums"
+    assert stems == ["causal_conv1d_fwd", "causal_conv1d_bwd", "causal_conv1d_bwd"]
 
 
 def test_parts_of_the_sums_depend_on_the_shape_alone() -> None:
     x = torch.empty((8, 4096, 2048), dtype=torch.bfloat16, device="meta")
-    assert conv._cut("rows", x, 0, 4, conv._BWD_BLOCKS) == (4096, 2, (1024, 4, 1))
-    assert conv._cut("walk", x, 0, 4, conv._BWD_BLOCKS) == (256, 1, (8, 64, 1))
-
-
-@pytest.mark.parametrize(
-    ("blocks", "seqlen", "stretch"),
-    [
-        (64, 2048, 256),  # 8 pieces of 64 blocks: 512 of 528 at once
-        (2, 65536, 256),  # 256 pieces
-        (192, 512, 256),  # 2 pieces: 384 of 528
-        (300, 512, 176),  # 3 pieces: 900 of 2 rounds
-        (1056, 700, 704),  # 2 rounds of whole rows
-        (1, 7, 8),  # no pieces of fewer tokens than are worth while
-    ],
-)
-def test_threads_along_time_fill_their_rounds(blocks: int, seqlen: int, stretch: int) -> None:
-    assert conv._stretch(blocks, seqlen, 528) == stretch
-
-
-@pytest.mark.parametrize(
-    ("shape", "options", "launched"),
-    [
-        ((2, 8, 64), {}, ["rows_bfloat16_taps4", "sums"]),
-        ((2, 8, 65), {}, ["rows_bfloat16_taps4", "steps_taps4", "sums"]),
-        ((2, 8, 64), {"seq_idx": (2, 64)}, ["rows_bfloat16_taps4", "steps_taps4", "sums"]),
-        ((2, 8, 64), {"initial_states": (2, 8, 3)}, ["rows_bfloat16_taps4", "steps_taps4", "sums"]),
-    ],
-)
-def test_steps_are_launched_only_where_there_may_be_special_ones(
-    shape: tuple[int, int, int],
-    options: dict[str, tuple[int, ...]],
-    launched: list[str],
-    recorder: Recorder,
-) -> None:
-    x, weight = torch.zeros(shape, dtype=torch.bfloat16), torch.zeros(shape[1], 4)
-    states, ids = options.get("initial_states"), options.get("seq_idx")
-    initial_states = None if states is None else torch.zeros(states)
-    seq_idx = None if ids is None else torch.zeros(ids, dtype=torch.int32)
-    conv.causal_conv1d_bwd(x, None, x, weight, None, initial_states, seq_idx, None, True, False)
-    suffixes = [suffix for stem, suffix, _ in recorder.calls if stem == "causal_conv1d_bwd"]
-    assert suffixes == launched
+    assert conv._cut_sums("rows", x, 0) == (4, 4096, 2, (1024, 4, 1))
+    assert conv._cut_sums("walk", x, 0)[:3] == (128, 128, 1)

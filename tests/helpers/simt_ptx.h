@@ -115,10 +115,6 @@ inline void store_128_if(void *target, const u32 *words, bool wanted) {
 }
 inline void prefetch_line(const void *) {
 }
-inline void settle(float &) {
-}
-template <typename T> inline void settle(T *&) {
-}
 
 /* Lane 4 g + t of the left operand has rows g and g + 8 of columns t and t + 4; of the right one
  * rows t and t + 4 of column g; of the result columns 2 t and 2 t + 1 of rows g and g + 8. */

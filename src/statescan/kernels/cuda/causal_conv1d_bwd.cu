@@ -11,18 +11,18 @@
 // theirs.
 //
 // ROWS (tokens are neighbours in memory): a warp owns a channel and a part: a stretch of the tokens
-// of some rows; a lane makes 8 neighbouring tokens at once. WALK (channels are neighbours): a
-// thread owns CHANNELS of them and walks a part and width - 1 further steps, dx trailing by TAPS -
-// 1 steps. Both take a row for one sequence that begins with zeros, and leave tiles of 8 tokens
-// near which that is wrong to STEPS, which follows where the call has such. ANY: a warp owns a
-// channel and a part of the tokens, and reads everything anew. x and dout come from memory once, dx
-// goes there once.
+// of some rows. A lane makes dpre of 8 neighbouring tokens and of the width - 1 after them, from
+// vectors that its neighbours load too. Tiles near the ends of sequences are for `special_tile`,
+// which keeps its window in shared memory. WALK (channels are neighbours): a thread owns CHANNELS
+// of them and walks a stretch of the tokens of some rows and width - 1 further ones, dx trailing by
+// TAPS - 1 steps. ANY: a warp owns a channel and a part of the tokens, and reads everything anew.
+// x and dout come from memory once, dx goes there once.
 //
 // dtap and dbias are summed in float32 over a thread's tokens, in ROWS then over a warp; each part
-// leaves its sums in `partials` (parts, width + 1, dim), STEPS adds to these, and SUMS adds them up
-// in a fixed order. The parts depend on the shape alone, so the bits are the same every time.
+// leaves its sums in `partials` (parts, width + 1, dim), and SUMS adds these up in a fixed order.
+// The parts depend on the shape alone, so the bits are the same every time.
 
-enum Road { ROWS, WALK, STEPS, ANY, SUMS };
+enum Road { ROWS, WALK, ANY, SUMS };
 
 __device__ __forceinline__ float input_gradient(const Gradients &channel, i64 step) {
     const Params &p = channel.p;
@@ -125,14 +125,13 @@ __device__ __forceinline__ void add_partials(const Params &p) {
     }
 }
 
-template <Road ROAD, typename T, int TAPS, int CHANNELS>
+// COUNT: tiles of a lane at once (ROWS), or channels of a thread (WALK).
+template <Road ROAD, typename T, int TAPS, int COUNT>
 __device__ __forceinline__ void causal_conv1d_bwd(const Params &p) {
     if constexpr (ROAD == ROWS) {
-        gradients_rows<T, TAPS>(p);
+        gradients_rows<T, TAPS, COUNT>(p);
     } else if constexpr (ROAD == WALK) {
-        gradients_walk<T, TAPS, CHANNELS>(p);
-    } else if constexpr (ROAD == STEPS) {
-        gradients_steps<TAPS>(p);
+        gradients_walk<T, TAPS, COUNT>(p);
     } else if constexpr (ROAD == ANY) {
         gradients_any(p);
     } else {

@@ -130,19 +130,6 @@ template <typename T, int N> struct Packed {
             }
         }
     }
-    // Zeros if it is not wanted; without a branch, so that several loads are in flight at once.
-    __device__ __forceinline__ void load_if(const T *source, bool wanted) {
-        if constexpr (WORDS == 1) {
-            word[0] = load_32_if(source, wanted);
-        } else if constexpr (WORDS == 2) {
-            load_64_if(word, source, wanted);
-        } else {
-#pragma unroll
-            for (int i = 0; i < WORDS; i += 4) {
-                load_128_if(word + i, source + i * 4 / static_cast<int>(sizeof(T)), wanted);
-            }
-        }
-    }
     __device__ __forceinline__ float at(int i) const {
         if constexpr (sizeof(T) == 4) {
             return __uint_as_float(word[i]);
@@ -151,54 +138,6 @@ template <typename T, int N> struct Packed {
         }
     }
 };
-
-template <int N> __device__ __forceinline__ void settle(float (&values)[N]) {
-#pragma unroll
-    for (int i = 0; i < N; i++) {
-        settle(values[i]);
-    }
-}
-
-// CHANNELS neighbours as they lie in memory.
-template <typename T, int CHANNELS> struct Numbers {
-    Packed<T, CHANNELS> packed;
-
-    __device__ __forceinline__ void load_if(const char *source, int, bool wanted) {
-        packed.load_if(reinterpret_cast<const T *>(source), wanted);
-    }
-    __device__ __forceinline__ float at(int n, int) const {
-        return packed.at(n);
-    }
-    static __device__ __forceinline__ void store(char *target, int,
-                                                 const float (&values)[CHANNELS]) {
-        store_n<T, CHANNELS>(target, 0, 0, values);
-    }
-    static __device__ __forceinline__ int size(int) {
-        return sizeof(T);
-    }
-};
-template <> struct Numbers<any_t, 1> {
-    u32 bits;
-
-    __device__ __forceinline__ void load_if(const char *source, int dtype, bool wanted) {
-        bits = wanted ? load_bits_any(source, 0, dtype) : 0u;
-    }
-    __device__ __forceinline__ float at(int, int dtype) const {
-        return number_of(bits, dtype);
-    }
-    static __device__ __forceinline__ void store(char *target, int dtype,
-                                                 const float (&values)[1]) {
-        store_any(target, 0, dtype, values[0]);
-    }
-    static __device__ __forceinline__ int size(int dtype) {
-        return dtype == 0 ? 4 : 2;
-    }
-};
-
-// value * sigmoid(value) where `scaled` is value times -log2(e).
-__device__ __forceinline__ float scaled_silu(float scaled) {
-    return scaled * reciprocal_approx(-STATESCAN_LOG2E * exp2_approx(scaled) - STATESCAN_LOG2E);
-}
 
 // Derivative of value * sigmoid(value).
 __device__ __forceinline__ float silu_slope(float value) {
@@ -373,11 +312,47 @@ __device__ __forceinline__ int load_history(const Channel<P> &first, i64 step,
     return since >= 0 ? since : COUNT + 1;
 }
 
-// Numbers between an element and the last multiple of 16 bytes before it, where vectors begin.
-__device__ __forceinline__ int lead_of(const void *data, i64 offset, int size) {
-    const u32 place = static_cast<u32>(reinterpret_cast<unsigned long long>(data) +
-                                       static_cast<unsigned long long>(offset * size));
-    return static_cast<int>(place & 15u) / size;
+// Neighbouring tokens of a row whose tokens are neighbours in memory. Vectors begin at addresses
+// that are multiples of 16 bytes, so the first one of a row may begin before its first token.
+template <typename T> struct RowVectors {
+    static constexpr int ALIGN = 16 / sizeof(T);
+    const T *data; // token 0
+    i64 seqlen;
+
+    // Tokens that vector 0 begins before token 0.
+    __device__ __forceinline__ i64 lead() const {
+        return static_cast<i64>((reinterpret_cast<unsigned long long>(data) / sizeof(T)) &
+                                (ALIGN - 1));
+    }
+    // Tokens from `first` on, zeros outside of the row.
+    template <int N> __device__ __forceinline__ void load(i64 first, float (&values)[N]) const {
+        if (first >= 0 && first + N <= seqlen) {
+            load_n<T, N>(data, first, 0, values);
+        } else {
+#pragma unroll
+            for (int i = 0; i < N; i++) {
+                const i64 token = first + i;
+                values[i] = token >= 0 && token < seqlen ? to_float(data[token]) : 0.0f;
+            }
+        }
+    }
+};
+
+template <typename T, int N>
+__device__ __forceinline__ void store_row(T *data, i64 seqlen, i64 first,
+                                          const float (&values)[N]) {
+    const bool aligned = (reinterpret_cast<unsigned long long>(data + first) & 15) == 0;
+    if (aligned && first >= 0 && first + N <= seqlen) {
+        store_n<T, N>(data, first, 0, values);
+    } else {
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            const i64 token = first + i;
+            if (token >= 0 && token < seqlen) {
+                data[token] = from_float<T>(values[i]);
+            }
+        }
+    }
 }
 
 template <int N> __device__ __forceinline__ void turn_around(float (&values)[N]) {

@@ -83,32 +83,13 @@ __device__ __forceinline__ float *partial_at(const Params &p, i64 part, i64 tap,
     return static_cast<float *>(p.partials) + (part * (p.width + 1) + tap) * p.dim + channel;
 }
 
-// Whether WALK leaves a batch of steps to STEPS. Neighbouring batches take from it what would be
-// right if nothing were special, and only if that is so.
-template <int TAPS>
-__device__ __forceinline__ bool special_batch(const Params &p, i64 row, i64 first) {
-    constexpr int HALO = TAPS - 1;
+// Whether any of `count` steps needs to know where sequences begin and end.
+__device__ __forceinline__ bool special(const Gradients &channel, i64 first, int count) {
+    const Params &p = channel.p;
     if (p.marks) {
-        return Gradients(p, row, 0).marked(first - HALO, 2 * HALO + CONV_BATCH) != 0u;
+        return channel.marked(first, count) != 0u;
     }
-    return p.initial_states && first == 0;
+    const i64 last = p.seqlen - 1;
+    return (p.initial_states && first <= 0 && first + count > 0) ||
+           (p.dfinal_states && first <= last && last < first + count);
 }
-
-template <int TAPS> struct Sums {
-    float dtap[TAPS], dbias;
-
-    __device__ __forceinline__ void clear() {
-        dbias = 0.0f;
-#pragma unroll
-        for (int d = 0; d < TAPS; d++) {
-            dtap[d] = 0.0f;
-        }
-    }
-    __device__ __forceinline__ void add(const Sums &other, float scale) {
-        dbias += other.dbias * scale;
-#pragma unroll
-        for (int d = 0; d < TAPS; d++) {
-            dtap[d] += other.dtap[d] * scale;
-        }
-    }
-};

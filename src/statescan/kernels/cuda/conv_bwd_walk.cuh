@@ -1,184 +1,331 @@
 // SPDX-License-Identifier: Apache-2.0
 // WALK of the convolution's gradients: channels are neighbours in memory, a thread owns some of
 // them. The derivation is in causal_conv1d_bwd.cu.
-//
-// The last TAPS inputs and the gradients of these that are still incomplete lie in rings, whose
-// places are known when steps are unrolled, so that nothing is moved. What is DEPTH steps ahead is
-// being loaded. As in conv_bwd_rows.cuh taps are held times -log2(e), and dpre times -ln(2).
 
 // Some channels walking a stretch of steps of some rows.
 template <typename T, int TAPS, int CHANNELS> struct Walker {
-    static constexpr int HALO = TAPS - 1, DEPTH = 4;
-    using Few = Numbers<T, CHANNELS>;
+    static constexpr int HALO = TAPS - 1;
     const Params &p;
-    const int width, dtype;
-    const bool silu;
-    int row;
-    i64 start;      // the first of the steps whose dx is wanted
-    int count;      // how many these are
-    int there;      // steps from the first to the last one of which anything is needed
-    int final_from; // the first step that the final state's gradient is added to
+    i64 row, channel;
     Taps<TAPS, CHANNELS> taps;
     float dtap[TAPS][CHANNELS], dbias[CHANNELS];
-    float x[TAPS][CHANNELS];       // rings: step i is at i % TAPS
-    float pending[TAPS][CHANNELS]; // gradients of these so far
-    Few next_x[DEPTH], next_dout[DEPTH];
-    const char *x_ahead, *dout_ahead; // DEPTH steps ahead
-    char *dx_behind;                  // HALO steps behind
-    i64 x_stride, dout_stride, dx_stride;
+    float history[HALO][CHANNELS]; // inputs before the next step, newest first
+    float pending[HALO][CHANNELS]; // their gradients so far
+    int since;                     // steps since the sequence of the last step began, if few
+    i64 start;                     // the first of the steps whose dx is wanted
+    int count, real;               // how many these are; steps from the first to the row's end
+    int width;
+    i64 x_offset, dout_offset, dx_offset; // of the first step
+    i64 x_stride, dout_stride, dx_stride; // in the order of processing
 
-    // The first of the thread's channels; held nowhere, since registers are few.
-    static __device__ __forceinline__ i64 own_channel() {
-        return (static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x) * CHANNELS;
-    }
     // Not an aggregate: the compiler would clear its arrays in a loop, and so keep them in memory.
-    __device__ __forceinline__ Walker(const Params &params, i64 channel)
-        : p(params), width(static_cast<int>(params.width)), dtype(static_cast<int>(params.x_dtype)),
-          silu(params.silu != 0) {
-        const i64 size = Few::size(dtype) * (p.reverse ? -1 : 1);
-        x_stride = p.x_seqlen_stride * size;
-        dout_stride = p.dout_seqlen_stride * size;
-        dx_stride = p.dx_seqlen_stride * size;
-        taps.load(p, channel);
-        const float scale = silu ? -STATESCAN_LOG2E : 1.0f;
+    __device__ __forceinline__ explicit Walker(const Params &params) : p(params) {
+    }
+
+    // Addresses are counted in bytes: the size of any_t is that of its numbers at run time.
+    __device__ __forceinline__ i64 bytes_of(i64 numbers, i64 dtype) const {
+        return sizeof(T) > 1 ? numbers * static_cast<i64>(sizeof(T)) : numbers * (dtype ? 2 : 4);
+    }
+    __device__ __forceinline__ i64 bytes_of(i64 numbers) const {
+        return bytes_of(numbers, p.x_dtype);
+    }
+    static __device__ __forceinline__ const T *advanced(const T *place, i64 bytes) {
+        return reinterpret_cast<const T *>(reinterpret_cast<const char *>(place) + bytes);
+    }
+    static __device__ __forceinline__ T *advanced(T *place, i64 bytes) {
+        return reinterpret_cast<T *>(reinterpret_cast<char *>(place) + bytes);
+    }
+    __device__ __forceinline__ Gradients one(int n) const {
+        return Gradients(p, row, channel + n);
+    }
+    // Steps count from the first one on from here.
+    __device__ __forceinline__ void load(int step, float (&x)[CHANNELS],
+                                         float (&dout)[CHANNELS]) const {
 #pragma unroll
         for (int n = 0; n < CHANNELS; n++) {
-            taps.bias[n] *= scale;
-            dbias[n] = 0.0f;
+            x[n] = dout[n] = 0.0f;
+        }
+        if (step < real && step < count + HALO) {
+            load_n<T, CHANNELS>(p.x, x_offset + step * x_stride, p.x_dtype, x);
+            load_n<T, CHANNELS>(p.dout, dout_offset + step * dout_stride, p.dout_dtype, dout);
+        }
+    }
+    __device__ __forceinline__ void put(int step, const float (&dx)[CHANNELS]) const {
+        if (step >= 0 && step < count) {
+            store_n<T, CHANNELS>(p.dx, dx_offset + step * dx_stride, p.x_dtype, dx);
+        }
+    }
+    // WHOLE: the part has all of these steps and of the HALO before them, and so has the row.
+    template <bool WHOLE, bool SILU>
+    __device__ __forceinline__ void plain(int step, const float (&x)[CONV_BATCH][CHANNELS],
+                                          const float (&dout)[CONV_BATCH][CHANNELS], T *target,
+                                          i64 target_bytes) {
+        float dx[HALO + CONV_BATCH][CHANNELS]; // from HALO steps before the first one
 #pragma unroll
-            for (int d = 0; d < TAPS; d++) {
-                taps.tap[d][n] *= scale;
-                dtap[d][n] = 0.0f;
+        for (int i = 0; i < HALO; i++) {
+#pragma unroll
+            for (int n = 0; n < CHANNELS; n++) {
+                dx[i][n] = pending[HALO - 1 - i][n];
             }
         }
-    }
-    __device__ __forceinline__ void load(int slot, int step) {
-        next_x[slot].load_if(x_ahead, dtype, step < there);
-        next_dout[slot].load_if(dout_ahead, dtype, step < there);
-        x_ahead += x_stride;
-        dout_ahead += dout_stride;
-    }
-    // What comes before the first step as if no sequence began or ended, and the first loads.
-    __device__ __forceinline__ void enter() {
-        const i64 channel = own_channel();
-        const Gradients first(p, row, channel);
-        const int size = Few::size(dtype);
-        there = static_cast<int>(smaller(p.seqlen - start, count + HALO));
-        const i64 kept = p.seqlen - start - (width - 1);
-        final_from = p.dfinal_states && !p.marks && kept < count ? static_cast<int>(kept) : count;
-        x_ahead = static_cast<const char *>(p.x) + first.x_at(start) * size;
-        dout_ahead = static_cast<const char *>(p.dout) + first.dout_at(start) * size;
-        dx_behind = static_cast<char *>(p.dx) + first.dx_at(start) * size - HALO * dx_stride;
-        Few before[TAPS];
-#pragma unroll
-        for (int d = 1; d < TAPS; d++) {
-            before[d].load_if(x_ahead - d * x_stride, dtype, start >= d);
-        }
-#pragma unroll
-        for (int i = 0; i < DEPTH; i++) {
-            load(i, i);
-        }
-#pragma unroll
-        for (int n = 0; n < CHANNELS; n++) {
-#pragma unroll
-            for (int d = 0; d < TAPS; d++) {
-                pending[d][n] = 0.0f;
-                x[d][n] = d > 0 ? before[TAPS - d].at(n, dtype) : 0.0f;
-            }
-        }
-    }
-    // CONV_BATCH steps. PLAIN: they are all own ones, and neither they nor those of the batch
-    // before are left out, which else `left_out` and `left_out_before` say.
-    template <bool PLAIN>
-    __device__ __forceinline__ void batch(int step, bool left_out, bool left_out_before) {
 #pragma unroll
         for (int i = 0; i < CONV_BATCH; i++) {
-            constexpr float SQUARE = STATESCAN_LN2 * STATESCAN_LN2;
-            const int slot = i % DEPTH, now = i % TAPS;
-            const bool own = PLAIN || (step + i < count && !left_out);
-            float dpre[CHANNELS];
 #pragma unroll
             for (int n = 0; n < CHANNELS; n++) {
-                x[now][n] = next_x[slot].at(n, dtype);
-                dpre[n] = next_dout[slot].at(n, dtype);
-            }
-            settle(x[now]);
-            settle(dpre);
-            load(slot, step + i + DEPTH);
-            if (silu) {
+                float pre = taps.bias[n];
+                float input[TAPS];
 #pragma unroll
-                for (int n = 0; n < CHANNELS; n++) {
-                    float pre = taps.bias[n];
-#pragma unroll
-                    for (int d = TAPS - 1; d >= 0; d--) {
-                        if (has_tap<TAPS>(d, width)) {
-                            pre += taps.tap[d][n] * x[(i - d + TAPS * 2) % TAPS][n];
-                        }
-                    }
-                    const float s = reciprocal_approx(1.0f + exp2_approx(pre));
-                    dpre[n] *= s * (pre * (SQUARE - SQUARE * s) - STATESCAN_LN2);
-                }
-            }
-#pragma unroll
-            for (int n = 0; n < CHANNELS; n++) {
-                if (!PLAIN) {
-                    // Outside of the row even 0 times the slope may be no number.
-                    dpre[n] = step + i < there ? dpre[n] : 0.0f;
-                }
-                pending[now][n] = taps.tap[0][n] * dpre[n];
-#pragma unroll
-                for (int d = 1; d < TAPS; d++) {
+                for (int d = TAPS - 1; d >= 0; d--) {
+                    input[d] =
+                        i >= d ? x[i >= d ? i - d : 0][n] : history[d > i ? d - i - 1 : 0][n];
                     if (has_tap<TAPS>(d, width)) {
-                        pending[(i - d + TAPS * 2) % TAPS][n] += taps.tap[d][n] * dpre[n];
+                        pre += taps.tap[d][n] * input[d];
                     }
                 }
-            }
-            if (own) {
-#pragma unroll
-                for (int n = 0; n < CHANNELS; n++) {
-                    dbias[n] += dpre[n];
+                float dpre = SILU ? dout[i][n] * silu_slope(pre) : dout[i][n];
+                dpre = WHOLE || step + i < real ? dpre : 0.0f;
+                dx[HALO + i][n] = 0.0f;
+                if (WHOLE || step + i < count) {
+                    dbias[n] += dpre;
 #pragma unroll
                     for (int d = 0; d < TAPS; d++) {
                         if (has_tap<TAPS>(d, width)) {
-                            dtap[d][n] += dpre[n] * x[(i - d + TAPS * 2) % TAPS][n];
+                            dtap[d][n] += dpre * input[d];
                         }
                     }
                 }
-            }
-            const int here = step + i - HALO;
-            if (PLAIN || (here >= 0 && here < count && !(i < HALO ? left_out_before : left_out))) {
-                float (&dx)[CHANNELS] = pending[(i + 1) % TAPS];
-                if (!PLAIN && here >= final_from) {
-                    add_final(here, dx);
+#pragma unroll
+                for (int d = 0; d < TAPS; d++) {
+                    if (has_tap<TAPS>(d, width)) {
+                        dx[HALO + i - d][n] += taps.tap[d][n] * dpre;
+                    }
                 }
-                Few::store(dx_behind, dtype, dx);
             }
-            dx_behind += dx_stride;
+            const int here = step - HALO + i;
+            if (WHOLE || (here >= 0 && here < count)) {
+                store_n<T, CHANNELS>(target, 0, p.x_dtype, dx[i]);
+            }
+            target = advanced(target, target_bytes);
         }
+#pragma unroll
+        for (int d = 0; d < HALO; d++) {
+#pragma unroll
+            for (int n = 0; n < CHANNELS; n++) {
+                history[d][n] = x[CONV_BATCH - 1 - d][n];
+                pending[d][n] = dx[CONV_BATCH + HALO - 1 - d][n];
+            }
+        }
+        since += CONV_BATCH;
     }
-    // Autograd gives zeros for final states that nobody used, so this happens in each row. None of
-    // these steps is complete before the first batch that is not plain.
-    __device__ __forceinline__ void add_final(int here, float (&dx)[CHANNELS]) const {
-        const i64 place = row * p.dfinal_batch_stride + own_channel() * p.dfinal_dim_stride +
-                          (here - final_from) * p.dfinal_width_stride;
-        const int format = static_cast<int>(p.dfinal_dtype);
+    // Batches from `step` to `end` that are whole and have nothing special.
+    template <bool SILU> __device__ __forceinline__ int whole(int step, int end) {
+        const i64 x_bytes = bytes_of(x_stride), dout_bytes = bytes_of(dout_stride, p.dout_dtype);
+        const i64 dx_bytes = bytes_of(dx_stride);
+        const T *x_here =
+            advanced(static_cast<const T *>(p.x), bytes_of(x_offset + step * x_stride));
+        const T *dout_here = advanced(static_cast<const T *>(p.dout),
+                                      bytes_of(dout_offset + step * dout_stride, p.dout_dtype));
+        T *target = dx_place(step);
+#pragma unroll 1
+        for (; step + CONV_BATCH <= end; step += CONV_BATCH) {
+            float x[CONV_BATCH][CHANNELS], dout[CONV_BATCH][CHANNELS];
+#pragma unroll
+            for (int i = 0; i < CONV_BATCH; i++) {
+                load_n<T, CHANNELS>(x_here, 0, p.x_dtype, x[i]);
+                load_n<T, CHANNELS>(dout_here, 0, p.dout_dtype, dout[i]);
+                x_here = advanced(x_here, x_bytes);
+                dout_here = advanced(dout_here, dout_bytes);
+            }
+            plain<true, SILU>(step, x, dout, target, dx_bytes);
+            target = advanced(target, CONV_BATCH * dx_bytes);
+        }
+        return step;
+    }
+    __device__ __forceinline__ T *dx_place(int step) const {
+        return advanced(static_cast<T *>(p.dx), bytes_of(dx_offset + (step - HALO) * dx_stride));
+    }
+    // Where batches begin and end that need not ask: dx of the part's first steps is not there yet
+    // in the first batch, final states belong to the row's last step.
+    __device__ __forceinline__ int whole_end() const {
+        const int end = real < count ? real : count;
+        return p.marks ? 0 : (p.dfinal_states && end == real ? end - 1 : end);
+    }
+    __device__ __forceinline__ void begin(u32 mark) {
+        since = 0;
 #pragma unroll
         for (int n = 0; n < CHANNELS; n++) {
-            dx[n] += load_any(p.dfinal_states, place + n * p.dfinal_dim_stride, format);
+            const Gradients channel_n = one(n);
+#pragma unroll
+            for (int d = 0; d < HALO; d++) {
+                history[d][n] = channel_n.initial(mark, p.width - 2 - d);
+            }
+        }
+    }
+    // One step of a sequence, whose dx so far becomes the newest pending one.
+    __device__ __forceinline__ void advance(int step, u32 mark, const float (&x)[CHANNELS],
+                                            const float (&dout)[CHANNELS]) {
+        const bool counts = step < real && !(mark & MARK_PADDING);
+        float oldest[CHANNELS];
+#pragma unroll
+        for (int n = 0; n < CHANNELS; n++) {
+            float pre = taps.bias[n];
+#pragma unroll
+            for (int i = 0; i < HALO; i++) {
+                if (has_tap<TAPS>(HALO - i, width)) {
+                    pre += taps.tap[HALO - i][n] * history[HALO - 1 - i][n];
+                }
+            }
+            pre += taps.tap[0][n] * x[n];
+            float dpre = p.silu ? dout[n] * silu_slope(pre) : dout[n];
+            dpre = counts ? dpre : 0.0f;
+            if (counts && step < count) {
+                dbias[n] += dpre;
+#pragma unroll
+                for (int i = 0; i < HALO; i++) {
+                    if (has_tap<TAPS>(i + 1, width)) {
+                        dtap[i + 1][n] += dpre * history[i][n];
+                    }
+                }
+                dtap[0][n] += dpre * x[n];
+            }
+            float newest = counts ? taps.tap[0][n] * dpre : 0.0f;
+#pragma unroll
+            for (int d = 1; d < TAPS; d++) {
+                if (counts && has_tap<TAPS>(d, width) && d <= since) {
+                    pending[d - 1][n] += taps.tap[d][n] * dpre;
+                }
+            }
+            if (counts && p.dfinal_states && (mark & MARK_FINAL)) {
+                const Gradients channel_n = one(n);
+                newest += p.width > 1 ? channel_n.dfinal(mark, p.width - 2) : 0.0f;
+#pragma unroll
+                for (int d = 1; d < HALO; d++) {
+                    if (d < p.width - 1 && d <= since) {
+                        pending[d - 1][n] += channel_n.dfinal(mark, p.width - 2 - d);
+                    }
+                }
+            }
+            oldest[n] = pending[HALO - 1][n];
+#pragma unroll
+            for (int d = HALO - 1; d > 0; d--) {
+                pending[d][n] = pending[d - 1][n];
+                history[d][n] = history[d - 1][n];
+            }
+            pending[0][n] = newest;
+            history[0][n] = x[n];
+        }
+        put(step - HALO, oldest);
+    }
+    // Steps near which sequences begin or end, one by one; x and dout are in the L1 cache by now.
+    __device__ __forceinline__ void marked(int first) {
+#pragma unroll 1
+        for (int step = first; step < first + CONV_BATCH; step++) {
+            float x[CHANNELS], dout[CHANNELS];
+            load(step, x, dout);
+            const u32 mark = step < real ? one(0).mark(start + step) : 0u;
+            since++;
+            if (mark & MARK_START) {
+                begin(mark);
+            }
+            advance(step, mark, x, dout);
+        }
+    }
+    // Where the walk begins, in the order of processing.
+    __device__ __forceinline__ void enter() {
+        const Gradients first = one(0);
+        real = static_cast<int>(smaller(p.seqlen - start, count + HALO));
+        x_offset = first.x_at(start);
+        dout_offset = first.dout_at(start);
+        dx_offset = first.dx_at(start);
+        // Steps since the beginning count from the step before this one.
+        since = HALO;
+        float before[HALO][CHANNELS];
+        if (p.marks || start == 0) {
+            since = load_history<Params>(first, start, before) - 1;
+        } else {
+#pragma unroll
+            for (int d = 0; d < HALO; d++) {
+                const i64 back = start > d ? d + 1 : 0;
+                float input[CHANNELS];
+                load_n<T, CHANNELS>(p.x, x_offset - back * x_stride, p.x_dtype, input);
+#pragma unroll
+                for (int n = 0; n < CHANNELS; n++) {
+                    before[d][n] = input[n];
+                }
+            }
+        }
+#pragma unroll
+        for (int d = 0; d < HALO; d++) {
+#pragma unroll
+            for (int n = 0; n < CHANNELS; n++) {
+                history[d][n] = before[d][n];
+            }
+        }
+#pragma unroll
+        for (int d = 0; d < HALO; d++) {
+#pragma unroll
+            for (int n = 0; n < CHANNELS; n++) {
+                pending[d][n] = 0.0f;
+            }
         }
     }
     __device__ __forceinline__ void run() {
         enter();
-        bool left_out_before = true; // no step before the first one is wanted
 #pragma unroll 1
         for (int step = 0; step < count + HALO; step += CONV_BATCH) {
-            const bool left_out = special_batch<TAPS>(p, row, start + step);
-            if (step + CONV_BATCH <= count && !left_out && !left_out_before) {
-                batch<true>(step, false, false);
-            } else {
-                batch<false>(step, left_out, left_out_before);
+            if (step > 0) {
+                step = p.silu ? whole<true>(step, whole_end()) : whole<false>(step, whole_end());
+                if (step >= count + HALO) {
+                    break;
+                }
             }
-            left_out_before = left_out;
+            float x[CONV_BATCH][CHANNELS], dout[CONV_BATCH][CHANNELS];
+            const int there = (real < count + HALO ? real : count + HALO) - step;
+            i64 x_here = x_offset + step * x_stride, dout_here = dout_offset + step * dout_stride;
+#pragma unroll
+            for (int i = 0; i < CONV_BATCH; i++) {
+#pragma unroll
+                for (int n = 0; n < CHANNELS; n++) {
+                    x[i][n] = dout[i][n] = 0.0f;
+                }
+                if (i < there) {
+                    load_n<T, CHANNELS>(p.x, x_here, p.x_dtype, x[i]);
+                    load_n<T, CHANNELS>(p.dout, dout_here, p.dout_dtype, dout[i]);
+                }
+                x_here += x_stride;
+                dout_here += dout_stride;
+            }
+            // Inputs of the sequence before may still be pending, which these steps must not reach.
+            if (special(one(0), start + step, CONV_BATCH) || (p.marks && since + 1 < HALO)) {
+                marked(step);
+            } else {
+                T *target = dx_place(step);
+                p.silu ? plain<false, true>(step, x, dout, target, bytes_of(dx_stride))
+                       : plain<false, false>(step, x, dout, target, bytes_of(dx_stride));
+            }
+        }
+        // After the walk, in which a call of a function would keep registers from it.
+        if (p.dinitial_states) {
+            store_dinitials();
+        }
+    }
+    __device__ __forceinline__ void store_dinitials() const {
+        const Gradients first = one(0);
+#pragma unroll 1
+        for (int step = 0; step < count; step++) {
+            if (!p.marks && start + step > 0) {
+                return;
+            }
+            if (p.marks && step % 32 == 0 && first.marked(start + step, 32) == 0u) {
+                step += 31;
+                continue;
+            }
+            if (first.mark(start + step) & MARK_INITIAL) {
+#pragma unroll 1
+                for (int n = 0; n < CHANNELS; n++) {
+                    store_dinitial(p, row, channel + n, start + step);
+                }
+            }
         }
     }
 };
@@ -190,24 +337,39 @@ __device__ __forceinline__ void gradients_walk(const Params &p) {
     if (first >= p.dim) {
         return;
     }
-    const i64 part = blockIdx.y, stretches = (p.seqlen + p.part_size - 1) / p.part_size;
-    const i64 row_part = part / stretches, number = part - row_part * stretches;
-    const int last_row = static_cast<int>(smaller((row_part + 1) * p.part_rows, p.batch));
-    Walker<T, TAPS, CHANNELS> walker(p, first);
-    walker.start = number * p.part_size;
-    walker.count = static_cast<int>(smaller(p.part_size, p.seqlen - walker.start));
-    for (walker.row = static_cast<int>(row_part * p.part_rows); walker.row < last_row;
-         walker.row++) {
-        walker.run();
-    }
-    const float scale = p.silu ? -STATESCAN_LOG2E : 1.0f;
+    const i64 stretches = (p.seqlen + p.part_size - 1) / p.part_size;
+    for (i64 part = blockIdx.y; part < p.parts; part += gridDim.y) {
+        i64 row_part, number;
+        divide(part, stretches, row_part, number);
+        Walker<T, TAPS, CHANNELS> walker(p);
+        walker.channel = first;
+        walker.taps.load(p, walker.channel);
 #pragma unroll
-    for (int n = 0; n < CHANNELS; n++) {
-        *partial_at(p, part, p.width, first + n) = walker.dbias[n] * scale;
+        for (int n = 0; n < CHANNELS; n++) {
+            walker.dbias[n] = 0.0f;
 #pragma unroll
-        for (int d = 0; d < TAPS; d++) {
-            if (d < p.width) {
-                *partial_at(p, part, d, first + n) = walker.dtap[d][n] * scale;
+            for (int d = 0; d < TAPS; d++) {
+                walker.dtap[d][n] = 0.0f;
+            }
+        }
+        walker.start = number * p.part_size;
+        walker.count = static_cast<int>(smaller(p.part_size, p.seqlen - walker.start));
+        walker.width = static_cast<int>(p.width);
+        walker.x_stride = p.reverse ? -p.x_seqlen_stride : p.x_seqlen_stride;
+        walker.dout_stride = p.reverse ? -p.dout_seqlen_stride : p.dout_seqlen_stride;
+        walker.dx_stride = p.reverse ? -p.dx_seqlen_stride : p.dx_seqlen_stride;
+        const i64 last_row = smaller((row_part + 1) * p.part_rows, p.batch);
+        for (walker.row = row_part * p.part_rows; walker.row < last_row; walker.row++) {
+            walker.run();
+        }
+#pragma unroll
+        for (int n = 0; n < CHANNELS; n++) {
+            *partial_at(p, part, p.width, walker.channel + n) = walker.dbias[n];
+#pragma unroll
+            for (int d = 0; d < TAPS; d++) {
+                if (d < p.width) {
+                    *partial_at(p, part, d, walker.channel + n) = walker.dtap[d][n];
+                }
             }
         }
     }

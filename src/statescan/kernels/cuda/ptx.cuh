@@ -69,15 +69,6 @@ __device__ __forceinline__ float larger_or_nan(float a, float b) {
 #endif
 }
 
-// Makes the compiler hold a number as it is now, rather than make it again from what it came of.
-__device__ __forceinline__ void settle(float &value) {
-    asm volatile("" : "+f"(value));
-}
-
-template <typename T> __device__ __forceinline__ void settle(T *&place) {
-    asm volatile("" : "+l"(place));
-}
-
 // Loads through the read-only path, of memory that nothing writes meanwhile.
 __device__ __forceinline__ u32 load_32(const void *source) {
     u32 bits;

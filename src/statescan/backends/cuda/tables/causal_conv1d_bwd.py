@@ -9,16 +9,19 @@ from statescan.backends.cuda.tables.causal_conv1d_fwd import TYPES
 ROW_THREADS = 128
 """Threads of a block of the instances for rows, as in the kernel."""
 
-WALK_CHANNELS = {4: 4, 8: 2}
-"""Neighbouring channels that a thread of the instances for channel-last has, by their taps."""
+ROW_TILES = 2
+"""Tiles of 8 tokens that a lane of them has on their way at once, with up to 4 taps."""
+
+WALK_CHANNELS = 2
+"""Neighbouring channels that a thread of the instances for channel-last has."""
 
 INSTANCES = (
     *(
         Instance(
             f"rows_{name}_taps{taps}",
-            f"ROWS, {kind}, {taps}, 1",
+            f"ROWS, {kind}, {taps}, {ROW_TILES if taps == 4 else 1}",
             threads=ROW_THREADS,
-            min_blocks=6 if taps == 4 and kind != "float" else 4,
+            min_blocks=4,
         )
         for name, kind in TYPES
         for taps in (4, 8)
@@ -26,14 +29,13 @@ INSTANCES = (
     *(
         Instance(
             f"walk_{name}_taps{taps}",
-            f"WALK, {kind}, {taps}, {WALK_CHANNELS[taps]}",
+            f"WALK, {kind}, {taps}, {WALK_CHANNELS}",
             threads=128,
-            min_blocks=4 if taps == 4 and kind != "float" else 3,
+            min_blocks=4 if taps == 4 else 3,
         )
         for name, kind in TYPES
         for taps in (4, 8)
     ),
-    *(Instance(f"steps_taps{taps}", f"STEPS, float, {taps}, 1", threads=256) for taps in (4, 8)),
     Instance("walk_any", "WALK, any_t, 8, 1", threads=128),
     Instance("any", "ANY, float, 1, 1", threads=128),
     Instance("sums", "SUMS, float, 1, 1", threads=1024),
@@ -56,11 +58,8 @@ KERNEL = Kernel(
         *((f"dinitial_{axis}_stride", INTEGER) for axis in ("batch", "dim", "width")),
         *((f"{n}_dtype", INTEGER) for n in ("dout", "x", "weight", "bias", "initial", "dfinal")),
         *((name, INTEGER) for name in ("batch", "dim", "seqlen", "width", "silu", "reverse")),
-        *((name, INTEGER) for name in ("lead", "rows", "parts", "part_size", "part_rows")),
+        *((name, INTEGER) for name in ("lead", "parts", "part_size", "part_rows")),
     ),
     instances=INSTANCES,
-    headers=(
-        *("marks.cuh", "conv.cuh", "conv_bwd.cuh"),
-        *("conv_bwd_rows.cuh", "conv_bwd_walk.cuh", "conv_bwd_steps.cuh"),
-    ),
+    headers=("marks.cuh", "conv.cuh", "conv_bwd.cuh", "conv_bwd_rows.cuh", "conv_bwd_walk.cuh"),
 )

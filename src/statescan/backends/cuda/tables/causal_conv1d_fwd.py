@@ -8,11 +8,11 @@ from statescan.backends.cuda.tables.base import INTEGER, POINTER, Instance, Kern
 VECTOR = 8
 """Tokens of a vector of the instances for rows."""
 
-WALK_CHANNELS = {4: 4, 8: 2}
-"""Neighbouring channels that a thread of the instances for channel-last has, by their taps."""
+ROW_VECTORS = 4
+"""Vectors that a thread of them makes at once."""
 
-STEP_CHANNELS = 32
-"""Channels of a block of the instances for what the others leave out, in both directions."""
+WALK_CHANNELS = 2
+"""Neighbouring channels that a thread of the instances for channel-last has."""
 
 TYPES = (("float32", "float"), ("bfloat16", "bf16"), ("float16", "f16"))
 
@@ -20,9 +20,9 @@ INSTANCES = (
     *(
         Instance(
             f"rows_{name}_taps{taps}",
-            f"ROWS, {kind}, {taps}, 1",
+            f"ROWS, {kind}, {taps}, {ROW_VECTORS}",
             threads=128,
-            min_blocks=5 if taps == 8 else 6 if kind == "float" else 8,
+            min_blocks=6 if taps == 4 else 5,
         )
         for name, kind in TYPES
         for taps in (4, 8)
@@ -30,14 +30,13 @@ INSTANCES = (
     *(
         Instance(
             f"walk_{name}_taps{taps}",
-            f"WALK, {kind}, {taps}, {WALK_CHANNELS[taps]}",
+            f"WALK, {kind}, {taps}, {WALK_CHANNELS}",
             threads=128,
-            min_blocks=5 if taps == 4 and kind != "float" else 4,
+            min_blocks=8 if taps == 4 else 4,
         )
         for name, kind in TYPES
         for taps in (4, 8)
     ),
-    Instance("steps", "STEPS, float, 1, 1", threads=256),
     Instance("walk_any", "WALK, any_t, 8, 1", threads=128),
     Instance("any", "ANY, float, 1, 1", threads=128),
 )
@@ -55,11 +54,8 @@ KERNEL = Kernel(
         *((f"initial_{axis}_stride", INTEGER) for axis in ("batch", "dim", "width")),
         *((f"{name}_dtype", INTEGER) for name in ("x", "weight", "bias", "initial")),
         *((name, INTEGER) for name in ("batch", "dim", "seqlen", "width", "silu", "reverse")),
-        *((name, INTEGER) for name in ("lead", "rows", "part_size", "part_rows")),
+        ("stretch", INTEGER),
     ),
     instances=INSTANCES,
-    headers=(
-        *("marks.cuh", "conv.cuh"),
-        *("conv_fwd_steps.cuh", "conv_fwd_rows.cuh", "conv_fwd_walk.cuh"),
-    ),
+    headers=("marks.cuh", "conv.cuh"),
 )
