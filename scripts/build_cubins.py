@@ -79,8 +79,6 @@ def main() -> int:
         return 1
     rows = compile_all(options)
     built = [row for row in rows if "record" in row]
-    for architecture in options.arch:
-        write_manifest(options.out / architecture, architecture, built)
     problems = [line for row in rows for line in row["problems"]]
     if len(built) == len(rows) and (options.check or options.record or options.sample):
         problems += cubin_gates.check(options.out, options.arch, options.stem, options.record)
@@ -140,14 +138,16 @@ def compile_all(options: argparse.Namespace) -> list[dict[str, Any]]:
     stems = sorted(options.stem, key=lambda stem: -len(tables.kernel(stem).instances))
     tasks = [Task(arch, stem, options) for stem in stems for arch in options.arch]
     if options.jobs == 1 or len(tasks) == 1:
-        return [told(compile_one(task)) for task in tasks]
+        return [told(compile_one(task), options) for task in tasks]
     with ProcessPoolExecutor(options.jobs) as pool:
-        return [told(row) for row in pool.map(compile_one, tasks)]
+        return [told(row, options) for row in pool.map(compile_one, tasks)]
 
 
-def told(row: dict[str, Any]) -> dict[str, Any]:
-    """The row, after a line about it."""
+def told(row: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
+    """The row, after a line about it, and in the manifest: what is stopped loses nothing."""
     print(f"{row['architecture']:10} {row['stem']:24} {row.get('summary', 'failed')}", flush=True)
+    if "record" in row:
+        write_manifest(options.out / row["architecture"], row["architecture"], [row])
     return row
 
 
@@ -276,9 +276,9 @@ def write_manifest(folder: Path, architecture: str, built: list[dict[str, Any]])
     kernels = manifest_of(folder).get("kernels", {})
     kernels |= {row["stem"]: row["record"] for row in built if row["architecture"] == architecture}
     kernels = {stem: record for stem, record in sorted(kernels.items()) if stem in tables.stems()}
-    files = {record["file"] for record in kernels.values()}
+    # Files of kernels that are no more; others of this run may be in the making.
     for path in folder.glob("*"):
-        if path.name not in (*files, MANIFEST):
+        if path.name != MANIFEST and path.name.partition(".")[0] not in tables.stems():
             path.unlink()
     manifest = {"schema": SCHEMA, "architecture": architecture, "kernels": kernels}
     folder.mkdir(parents=True, exist_ok=True)
