@@ -278,12 +278,15 @@ def write_manifest(folder: Path, architecture: str, built: list[dict[str, Any]])
     kernels = {stem: record for stem, record in sorted(kernels.items()) if stem in tables.stems()}
     # Files of kernels that are no more; others of this run may be in the making.
     for path in folder.glob("*"):
-        if path.name != MANIFEST and path.name.partition(".")[0] not in tables.stems():
+        if path.name.partition(".")[0] not in (*tables.stems(), MANIFEST.partition(".")[0]):
             path.unlink()
     manifest = {"schema": SCHEMA, "architecture": architecture, "kernels": kernels}
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(manifest, indent=1) + "\n"
-    (folder / MANIFEST).write_text(text, encoding="utf-8")
+    # At once: other processes look into it.
+    written = folder / f"{MANIFEST}.new"
+    written.write_text(text, encoding="utf-8")
+    written.replace(folder / MANIFEST)
 
 
 if __name__ == "__main__":
