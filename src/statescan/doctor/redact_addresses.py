@@ -25,7 +25,8 @@ _VERSIONED = re.compile(
     r"|[\w.\[-]*(?:version|release)$|(?:nv|cu|lib|nccl|tensor|trt|torch|python|triton|mkl|magma)"
 )
 _UPGRADE = re.compile(
-    r"(?i)version|upgrad|downgrad|updat|pinned|built|compiled|install|replac|nvidia|cuda|cu1\d"
+    r"(?i)version|upgrad|downgrad|updating|update|pinned|built|compiled|install|replac|nvidia"
+    r"|cuda|cu1\d"
 )
 _PLACE = re.compile(
     r"(?i)(?:\w*[_-])?(?:host|hostname|ip|addr|address|inet|peer|server|proxy|nameserver|gateway)$"

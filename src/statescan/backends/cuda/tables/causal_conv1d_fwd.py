@@ -57,5 +57,5 @@ KERNEL = Kernel(
         ("stretch", INTEGER),
     ),
     instances=INSTANCES,
-    headers=("marks.cuh", "conv.cuh"),
+    headers=("marks.cuh", "conv.cuh", "conv_fwd.cuh", "conv_fwd_rows.cuh"),
 )
