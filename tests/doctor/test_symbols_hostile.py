@@ -49,13 +49,13 @@ def dynamic_section(data: bytes) -> tuple[int, int]:
 
 def survives(path: Path) -> None:
     """The whole way from the file to lines of text, within the time."""
-    started = time.monotonic()
+    started = time.process_time()
     found = report.report(path, {})
     rows = judge.judge(found, Facts())
     lines = [*text.binary_lines(found, 80), *text.answer_lines(rows, "", "bash", 80, False)]
     assert all(line.isprintable() for line in lines if line)
     assert found["problem"] == "" or len(found["problem"].splitlines()) == 1
-    assert time.monotonic() - started < SLOW
+    assert time.process_time() - started < SLOW
 
 
 @pytest.mark.parametrize("kind", SAMPLES)
@@ -109,9 +109,9 @@ def test_huge_counts_are_refused_and_not_walked(tmp_path):
     (place,) = [value for tag, value in rows if tag == 4]
     struct.pack_into("<I", data, place + 4, 0xFFFFFFF0)
     path.write_bytes(data)
-    started = time.monotonic()
+    started = time.process_time()
     assert "symbols" in report.report(path, {})["problem"]
-    assert time.monotonic() - started < SLOW
+    assert time.process_time() - started < SLOW
 
 
 @pytest.mark.parametrize(
@@ -139,9 +139,9 @@ def test_many_symbols_and_long_names_are_bounded(tmp_path, length, count, words)
     struct.pack_into("<QQ", data, 64 + 32, len(data), len(data))
     path = tmp_path / "long.so"
     path.write_bytes(data)
-    started = time.monotonic()
+    started = time.process_time()
     assert words in report.report(path, {})["problem"]
-    assert time.monotonic() - started < SLOW
+    assert time.process_time() - started < SLOW
 
 
 def test_control_characters_in_names_never_reach_the_terminal(tmp_path):
@@ -204,7 +204,7 @@ def test_damaged_wheels(tmp_path):
             for _ in range(draw.choice((1, 3, 10))):
                 changed[draw.randrange(max(low, 0), len(data))] = draw.randrange(256)
         path.write_bytes(changed)
-        started = time.monotonic()
+        started = time.process_time()
         content, problem = None, ""
         try:
             content = wheel.inspect(path, {})
@@ -215,4 +215,4 @@ def test_damaged_wheels(tmp_path):
         else:
             judge_wheel.judge_wheel(content, Facts())
             assert text.wheel_lines(content, 80)
-        assert time.monotonic() - started < SLOW
+        assert time.process_time() - started < SLOW
